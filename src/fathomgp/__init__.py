@@ -1,0 +1,1 @@
+"""fathomgp: deep Gaussian processes with honest error bars."""
