@@ -13,8 +13,8 @@ class AbstractLikelihood(eqx.Module):
 
     Shapes: ``f``, ``mean`` and ``variance`` are (N, Q) with ``Q = num_latents(P)``; ``y`` is (N, P) in floating point
     (labels and counts too: 0.0, 1.0, 2.0, ...). Every method that scores ``y`` returns one figure an output, (N, P), so
-    that a caller can mask missing outputs with ``jnp.where(observed, figure, 0)``; rows of ``y`` with missing outputs hold
-    0.0 there, which every likelihood accepts.
+    that a caller can mask missing outputs with ``jnp.where(observed, figure, 0)``; rows of ``y`` with missing outputs
+    hold 0.0 there, which every likelihood accepts.
 
     ``mean`` and ``variance`` describe independent Gaussians on ``f``.
     """

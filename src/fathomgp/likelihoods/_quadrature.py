@@ -1,0 +1,136 @@
+r"""Expectations under Gaussians, where no closed form exists: the one place that holds nodes and weights.
+
+* :func:`expectation`: Gauss-Hermite, :math:`E[g(f)] \approx \sum_q w_q g(\mu + \sigma z_q)`, 20 nodes.
+* :func:`log_expectation`: the same for :math:`\log E[e^{\ell(f)}]`, with the nodes moved to the mode of the integrand
+  and scaled by its curvature (adaptive Gauss-Hermite): right even where the likelihood is far narrower than the Gaussian.
+* :func:`log_gamma_rule`: the trapezoid rule in :math:`u = \log t` under a gamma density, which converges exponentially.
+* :func:`normal_points`: quasi Monte Carlo for several dimensions at once.
+
+References:
+    Liu and Pierce (1994), A note on Gauss-Hermite quadrature. Biometrika 81.
+    Trefethen and Weideman (2014), The exponentially convergent trapezoidal rule. SIAM Review 56.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from fathomgp.likelihoods._special import safe_sqrt
+
+NUM_NODES = 20
+_LARGEST_SHIFT = 1e4
+_BISECTIONS = 40
+
+Elementwise = Callable[[Float[Array, "N P"]], Float[Array, "N P"]]
+
+
+def expectation(
+    function: Elementwise, mean: Float[Array, "N P"], variance: Float[Array, "N P"], num_nodes: int = NUM_NODES
+) -> Float[Array, "N P"]:
+    """``E[function(f)]`` under ``f ~ N(mean, variance)``, for an elementwise function."""
+    nodes, log_weights = normal_rule(num_nodes, mean.dtype)
+    sd = safe_sqrt(variance)
+    terms = jax.vmap(lambda z, log_weight: jnp.exp(log_weight) * function(mean + sd * z))(nodes, log_weights)
+    return jnp.sum(terms, axis=0)
+
+
+def log_expectation(
+    log_function: Elementwise, mean: Float[Array, "N P"], variance: Float[Array, "N P"], num_nodes: int = NUM_NODES
+) -> Float[Array, "N P"]:
+    """``log E[exp(log_function(f))]`` under ``f ~ N(mean, variance)``, for an elementwise function with one mode.
+
+    With ``f = mean + sd e`` and ``e = shift + shrink z`` this is
+    ``log shrink + log sum_q w_q exp(log_function(f_q) + (z_q^2 - e_q^2) / 2)``. To the gradient, nodes are constants.
+    """
+    nodes, log_weights = normal_rule(num_nodes, mean.dtype)
+    sd = safe_sqrt(variance)
+
+    def tilt(e: Float[Array, "N P"]) -> Float[Array, "N P"]:
+        return log_function(mean + sd * e)
+
+    shift, shrink = _mode(tilt, jnp.zeros_like(mean))
+
+    def term(z: Float[Array, ""], log_weight: Float[Array, ""]) -> Float[Array, "N P"]:
+        e = shift + shrink * z
+        return log_weight + 0.5 * (z * z - e * e) + tilt(e)
+
+    return jax.nn.logsumexp(jax.vmap(term)(nodes, log_weights), axis=0) + jnp.log(shrink)
+
+
+def normal_rule(num_nodes: int, dtype: jnp.dtype) -> tuple[Float[Array, " nodes"], Float[Array, " nodes"]]:
+    """Gauss-Hermite nodes and log weights for the standard normal."""
+    nodes, log_weights = _hermite(num_nodes)
+    return jnp.asarray(nodes, dtype), jnp.asarray(log_weights, dtype)
+
+
+def log_gamma_rule(
+    shape: Float[Array, "..."], rate: Float[Array, "..."], lowest: Float[Array, "..."], num_nodes: int = 160
+) -> tuple[Float[Array, "nodes ..."], Float[Array, "nodes ..."]]:
+    r"""Nodes ``u`` and log weights of a rule for :math:`\int g(e^u) e^{a u - e^u} du / \Gamma(a)`, ``a = shape``.
+
+    ``g`` may move the mass down to where a gamma density of that shape and ``rate >= 1`` has it. Below ``lowest`` the
+    integrand must have become ``e^{a u}``: the first node carries the rest of that geometric series.
+    """
+    step_unit = jnp.sqrt(80.0 / shape)
+    left = jnp.maximum(jnp.log(shape / rate) - step_unit - 40.0 / shape, lowest)
+    right = jnp.log(shape + 10.0 * jnp.sqrt(shape) + 40.0)
+    step = (right - left) / (num_nodes - 1)
+    index = jnp.arange(num_nodes, dtype=shape.dtype).reshape((num_nodes,) + (1,) * shape.ndim)
+    u = left[None] + index * step[None]
+    log_weights = jnp.log(step)[None] + shape[None] * u - jnp.exp(u) - jax.scipy.special.gammaln(shape)[None]
+    rest = -jnp.log(-jnp.expm1(-shape * step))
+    return u, log_weights.at[0].add(rest)
+
+
+def normal_points(dimension: int, num_points: int, dtype: jnp.dtype) -> Float[Array, "points dimension"]:
+    """Fixed quasi Monte Carlo points whose mean, covariance and odd moments are those of the standard normal."""
+    return jnp.asarray(_sobol_normal(dimension, num_points), dtype)
+
+
+def _mode(tilt: Elementwise, origin: Float[Array, "N P"]) -> tuple[Float[Array, "N P"], Float[Array, "N P"]]:
+    """Mode and width (at most 1) of ``exp(tilt(e) - e^2/2)``, by bisection on the slope.
+
+    For a log-concave likelihood the mode lies between 0 and the slope of ``tilt`` at 0.
+    """
+
+    def slope(e: Float[Array, "N P"]) -> Float[Array, "N P"]:
+        return jax.jvp(tilt, (e,), (jnp.ones_like(e),))[1]
+
+    slope_of, constants = jax.closure_convert(slope, origin)
+    constants = jax.lax.stop_gradient(constants)
+    bound = jnp.clip(slope_of(origin, *constants), -_LARGEST_SHIFT, _LARGEST_SHIFT)
+
+    def halve(_, bracket):
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        above = slope_of(middle, *constants) < middle
+        return jnp.where(above, low, middle), jnp.where(above, middle, high)
+
+    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (jnp.minimum(bound, 0.0), jnp.maximum(bound, 0.0)))
+    shift = jax.lax.stop_gradient(0.5 * (low + high))
+    curvature = jax.jvp(lambda e: slope_of(e, *constants), (shift,), (jnp.ones_like(shift),))[1]
+    return shift, jax.lax.stop_gradient(jax.lax.rsqrt(1.0 + jnp.maximum(-curvature, 0.0)))
+
+
+@functools.lru_cache
+def _hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    return nodes, np.log(weights / weights.sum())
+
+
+@functools.lru_cache
+def _sobol_normal(dimension: int, num_points: int) -> np.ndarray:
+    # scipy.stats costs half a second to import: only those who use softmax pay for it.
+    from scipy.special import ndtri
+    from scipy.stats import qmc
+
+    half = qmc.Sobol(dimension, scramble=False).random(num_points // 2)
+    offset = np.random.default_rng(0).uniform(size=dimension)
+    points = ndtri(np.clip((half + offset) % 1.0, 1e-12, 1.0 - 1e-12))
+    points = np.concatenate([points, -points])
+    eigenvalues, vectors = np.linalg.eigh(points.T @ points / num_points)
+    return points @ (vectors / np.sqrt(eigenvalues)) @ vectors.T
