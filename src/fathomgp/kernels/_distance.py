@@ -1,0 +1,47 @@
+"""Squared Euclidean distances: the hot path of every stationary kernel."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# Up to this width, summing squared differences is faster than a matrix product (forward and backward) and exact.
+_FEW_COLUMNS = 3
+
+
+def squared_distance(x1: Float[Array, "N D"], x2: Float[Array, "M D"] | None = None) -> Float[Array, "N M"]:
+    """``|x1_i - x2_j|^2`` for all pairs; ``x2=None`` means ``x1``.
+
+    A few columns: the sum of squared differences. Many: one matrix product,
+
+        ``|a|^2 + |b|^2 - 2 a.b``,     a = x1 - c, b = x2 - c, c the mean of ``x2``.
+
+    Cancellation leaves an error of a few rounding units of ``|a|^2 + |b|^2``, which is why the points are centred first
+    (on ``x2`` alone, so that no row depends on the other rows of ``x1``). What is smaller than that error is set to
+    zero: coincident points are at distance zero exactly, which the square root in the Matern kernels needs. Derivatives
+    of every order ignore this repair of rounding.
+    """
+    if x1.shape[1] <= _FEW_COLUMNS:
+        return _by_differences(x1, x1 if x2 is None else x2)
+    return _by_product(x1, x1 if x2 is None else x2)
+
+
+def _by_differences(x1: Float[Array, "N D"], x2: Float[Array, "M D"]) -> Float[Array, "N M"]:
+    total = jnp.zeros((x1.shape[0], x2.shape[0]), x1.dtype)
+    for column1, column2 in zip(x1.T, x2.T, strict=True):  # unrolled: no array of shape (N, M, D)
+        total = total + (column1[:, None] - column2[None, :]) ** 2
+    return total
+
+
+def _by_product(x1: Float[Array, "N D"], x2: Float[Array, "M D"]) -> Float[Array, "N M"]:
+    centre = jax.lax.stop_gradient(jnp.mean(x2, axis=0, keepdims=True))
+    a, b = x1 - centre, x2 - centre
+    squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None, :]
+    distance = squares - 2 * jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
+    rounding = x1.shape[1] ** 0.5 * float(jnp.finfo(x1.dtype).eps) * squares
+    return distance - jax.lax.stop_gradient(jnp.where(distance <= rounding, distance, 0))
+
+
+def safe_sqrt(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The square root, with derivative 0 instead of infinity at 0."""
+    inside = x > jnp.finfo(x.dtype).tiny
+    return jnp.where(inside, jnp.sqrt(jnp.where(inside, x, 1)), 0)
