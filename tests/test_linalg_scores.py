@@ -1,0 +1,152 @@
+"""The collapsed bound and its birth and death scores, against brute force."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fathomgp.linalg import birth_scores, collapsed_bound, death_scores, sparse_bound
+
+N, M, NOISE = 40, 7, 0.2
+
+
+@pytest.fixture(params=[1, 3], ids=["P=1", "P=3"])
+def problem(request, rng, dtype):
+    """A random Matern-like kernel, data, and inducing indices that are distinct data points."""
+    x = rng.uniform(-2, 2, size=(N, 2))
+    distance = np.linalg.norm(x[:, None] - x[None, :], axis=-1) / rng.uniform(0.5, 2.0)
+    K = rng.uniform(0.5, 2.0) * (1 + distance) * np.exp(-distance)
+    Y = np.sin(2 * x[:, :1]) + 0.3 * rng.normal(size=(N, request.param))
+    inducing = rng.choice(N, size=M, replace=False)
+    return jnp.asarray(K, dtype), jnp.asarray(Y, dtype), inducing
+
+
+@functools.partial(jax.jit, static_argnames="jitter")
+def bound_of(K, Y, slots, active, jitter=0.0):
+    """The bound with inducing points at data indices ``slots``; inactive slots may hold anything."""
+    Kmm, Kmn = K[slots][:, slots], K[slots]
+    return sparse_bound(Kmm, Kmn, jnp.diagonal(K), Y, NOISE, active=active, jitter=jitter)
+
+
+def brute_force(K, Y, inducing, noise=NOISE):
+    K, Y = np.asarray(K, np.float64), np.asarray(Y, np.float64)
+    Kmn = K[inducing]
+    Q = Kmn.T @ np.linalg.solve(K[np.ix_(inducing, inducing)], Kmn) if len(inducing) else np.zeros_like(K)
+    density = stats.multivariate_normal(cov=Q + noise * np.eye(len(K))).logpdf(Y.T).sum()
+    return density - 0.5 * Y.shape[1] * np.trace(K - Q) / noise
+
+
+def padded(inducing, extra=4):
+    slots = np.concatenate([inducing, np.zeros(extra, inducing.dtype)])
+    return jnp.asarray(slots), jnp.arange(len(slots)) < len(inducing)
+
+
+def tolerance(dtype, double=1e-8):
+    return {"rtol": 5e-3, "atol": 5e-2} if dtype == np.float32 else {"rtol": 0.0, "atol": double}
+
+
+def test_bound_equals_brute_force(problem, dtype):
+    K, Y, inducing = problem
+    expected = brute_force(K, Y, inducing)
+    slots, active = padded(inducing, extra=0)
+    np.testing.assert_allclose(bound_of(K, Y, slots, active).value, expected, **tolerance(dtype))
+    slots, active = padded(inducing)
+    masked = bound_of(K, Y, slots, active)
+    np.testing.assert_allclose(masked.value, expected, **tolerance(dtype))
+    assert masked.value.dtype == dtype
+
+
+def test_inactive_slots_leave_the_jitter_alone(problem):
+    K, Y, inducing = problem
+    slots, active = padded(inducing)
+    alone = bound_of(K, Y, slots[:M], active[:M], jitter=None)
+    masked = bound_of(K, Y, slots, active, jitter=None)
+    np.testing.assert_allclose(masked.factor.jitter, alone.factor.jitter, rtol=1e-5)
+
+
+def test_no_active_slot_is_white_noise(problem, dtype):
+    K, Y, inducing = problem
+    bound = bound_of(K, Y, jnp.asarray(inducing), jnp.zeros(M, bool))
+    np.testing.assert_allclose(bound.value, brute_force(K, Y, inducing[:0]), **tolerance(dtype))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_births_equal_brute_force(problem, dtype, masked):
+    K, Y, inducing = problem
+    slots, active = padded(inducing, extra=4 if masked else 0)
+    bound = bound_of(K, Y, slots, active)
+    candidates = np.setdiff1d(np.arange(N), inducing)
+    scores = jax.jit(lambda b, c: birth_scores(b, c, lambda i: K[i]))(bound, jnp.asarray(candidates))
+    now = brute_force(K, Y, inducing)
+    expected = [brute_force(K, Y, np.append(inducing, j)) - now for j in candidates]
+    np.testing.assert_allclose(scores, expected, **tolerance(dtype))
+
+
+def test_births_do_not_depend_on_the_chunk_and_repeat_no_point(problem, dtype):
+    K, Y, inducing = problem
+    bound = bound_of(K, Y, *padded(inducing))
+    everyone = jnp.arange(N)
+    scores = [birth_scores(bound, everyone, lambda i: K[i], chunk=chunk) for chunk in (13, 100)]
+    np.testing.assert_allclose(scores[0], scores[1], **tolerance(dtype))
+    assert scores[0].shape == (N,)
+    np.testing.assert_allclose(scores[0][inducing], 0.0, atol=tolerance(dtype)["atol"])
+
+
+def test_births_carry_the_jitter(problem, dtype):
+    if dtype == np.float32:
+        pytest.skip("differences of this size drown in float32")
+    K, Y, inducing = problem
+    jitter = 1e-3
+    bound = bound_of(K, Y, *padded(inducing), jitter=jitter)
+    j = np.setdiff1d(np.arange(N), inducing)[:1]
+    grown = bound_of(K, Y, *padded(np.append(inducing, j)), jitter=jitter)
+    score = birth_scores(bound, jnp.asarray(j), lambda i: K[i])
+    np.testing.assert_allclose(score[0], grown.value - bound.value, atol=1e-8)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_deaths_equal_brute_force(problem, dtype, masked):
+    K, Y, inducing = problem
+    slots, active = padded(inducing, extra=4 if masked else 0)
+    scores = jax.jit(death_scores)(bound_of(K, Y, slots, active))
+    now = brute_force(K, Y, inducing)
+    expected = [brute_force(K, Y, np.delete(inducing, i)) - now for i in range(M)]
+    np.testing.assert_allclose(scores[:M], expected, **tolerance(dtype))
+    np.testing.assert_array_equal(scores[M:], -np.inf)
+
+
+def test_a_birth_undoes_a_death(problem, dtype):
+    K, Y, inducing = problem
+    slots, active = padded(inducing, extra=0)
+    death = death_scores(bound_of(K, Y, slots, active))[2]
+    without = bound_of(K, Y, slots, active.at[2].set(False))
+    birth = birth_scores(without, slots[2:3], lambda i: K[i])[0]
+    np.testing.assert_allclose(birth, -death, **tolerance(dtype))
+
+
+def test_the_bound_is_tight_at_the_data(rng):
+    x = np.linspace(0, 1, 12)
+    K = jnp.asarray(np.exp(-np.abs(x[:, None] - x[None, :])))
+    y = jnp.asarray(rng.normal(size=12))
+    value = collapsed_bound(K, K, jnp.diagonal(K), y, NOISE, jitter=1e-13)
+    exact = stats.multivariate_normal(cov=np.asarray(K) + NOISE * np.eye(12)).logpdf(np.asarray(y))
+    np.testing.assert_allclose(value, exact, atol=1e-8)
+
+
+def test_derivative_of_the_bound(rng):
+    x, z = np.linspace(0, 1, 15), jnp.asarray([0.1, 0.45, 0.8])
+    y = jnp.asarray(rng.normal(size=15))
+    kernel = lambda a, b: jnp.exp(-0.5 * (a[:, None] - b[None, :]) ** 2 / 0.09)  # noqa: E731
+
+    @jax.jit
+    def f(z, s2):
+        return collapsed_bound(kernel(z, z), kernel(z, jnp.asarray(x)), jnp.ones(15), y, s2)
+
+    s2, step, direction = jnp.asarray(0.3), 1e-6, jnp.asarray([1.0, -0.5, 0.3])
+    dz, ds2 = jax.grad(f, argnums=(0, 1))(z, s2)
+    along = (f(z + step * direction, s2) - f(z - step * direction, s2)) / (2 * step)
+    np.testing.assert_allclose(dz @ direction, along, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(ds2, (f(z, s2 + step) - f(z, s2 - step)) / (2 * step), rtol=1e-4, atol=1e-5)
