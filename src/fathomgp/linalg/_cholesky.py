@@ -7,7 +7,8 @@ ladder that yields a factor is added to its diagonal, and the result says how mu
 import functools
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -168,35 +169,42 @@ def _search(K: Float[Array, "*batch M M"], ladder: tuple[float, ...]) -> Factor:
     """Try the ladder's amounts, each matrix on its own rung."""
     scale = _mean_diagonal(K)
     amounts = jnp.asarray(ladder, K.dtype)
-    ground = jnp.zeros(K.shape[:-2], jnp.int32)
 
-    def attempt(rung: Int[Array, "*batch"]) -> Float[Array, "*batch M M"]:
-        return lax.linalg.cholesky(_add_to_diagonal(K, amounts[rung] * scale), symmetrize_input=False)
+    def attempt(rung: Int[Array, "*batch"]):
+        jitter = amounts[rung] * scale
+        lower = lax.linalg.cholesky(_add_to_diagonal(K, jitter), symmetrize_input=False)
+        return _Attempt(rung, jitter, lower, _has_finite_diagonal(lower))
 
-    def climb(lower: Float[Array, "*batch M M"]):
-        finite_input = jnp.all(jnp.isfinite(K), axis=(-2, -1))
-        return *_climb(attempt, finite_input, len(ladder), ground, lower), finite_input
+    def climb(first: _Attempt):
+        finite = jnp.all(jnp.isfinite(K), axis=(-2, -1))
+        return _climb(attempt, first, finite, len(ladder)), finite
 
     # Outside the loop, because a loop copies what it carries even when its body never runs: a fifth of the time.
-    lower = attempt(ground)
-    settled = jnp.all(_has_finite_diagonal(lower))
-    rung, lower, finite_input = lax.cond(settled, lambda L: (ground, L, jnp.ones_like(ground, bool)), climb, lower)
-    ok = finite_input & _has_finite_diagonal(lower)
-    return Factor(lower, JitterReport(amounts[rung] * scale, rung > 0, ok, finite_input))
+    first = attempt(jnp.zeros(K.shape[:-2], jnp.int32))
+    last, finite = lax.cond(jnp.all(first.ok), lambda first: (first, first.ok), climb, first)
+    return Factor(last.lower, JitterReport(last.jitter, last.rung > 0, last.ok & finite, finite))
 
 
-def _climb(attempt, finite_input, num_rungs, rung, lower):
-    """Raise the rung of every matrix without a factor until all have one or stand on the last rung."""
+class _Attempt(NamedTuple):
+    rung: Int[Array, "*batch"]
+    jitter: Float[Array, "*batch"]
+    lower: Float[Array, "*batch M M"]
+    ok: Bool[Array, "*batch"]
 
-    def wanting(state):
-        rung, lower = state
-        return finite_input & ~_has_finite_diagonal(lower) & (rung < num_rungs - 1)
 
-    def step(state):
-        rung = state[0] + wanting(state).astype(state[0].dtype)
-        return rung, attempt(rung)
+def _climb(
+    attempt: Callable[[Int[Array, "*batch"]], _Attempt], first: _Attempt, finite: Bool[Array, "*batch"], num_rungs: int
+) -> _Attempt:
+    """Raise the rung of every finite matrix without a factor, until all have one or stand on the last rung."""
 
-    return lax.while_loop(lambda state: jnp.any(wanting(state)), step, (rung, lower))
+    def wanting(last: _Attempt) -> Bool[Array, "*batch"]:
+        return finite & ~last.ok & (last.rung < num_rungs - 1)
+
+    return lax.while_loop(
+        lambda last: jnp.any(wanting(last)),
+        lambda last: attempt(last.rung + wanting(last).astype(jnp.int32)),
+        first,
+    )
 
 
 def _mean_diagonal(K: Float[Array, "*batch M M"]) -> Float[Array, "*batch"]:

@@ -64,6 +64,8 @@ def gram_of_lower(L: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
 def _inverse_by_blocks(L: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
     size = L.shape[-1]
     blocks = _num_blocks(size)
+    if blocks == 1:
+        return _solve_identity(L)
     width = -(-size // blocks)
     padded = _pad_with_identity(L, blocks * width)
     inverse = _solve_identity(_blocks(padded, width, offset=0))
