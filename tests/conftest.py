@@ -9,7 +9,7 @@ import pathlib
 
 from jaxtyping import install_import_hook
 
-_HOOK = install_import_hook("fathomgp", "beartype.beartype")
+_HOOK = install_import_hook("fathomgp", "typechecker.check")
 _HOOK.__enter__()
 
 import hypothesis  # noqa: E402

@@ -1,0 +1,194 @@
+"""Batches, and the sources that hand them to the fit loop.
+
+A source answers two questions. What do the data look like (``num_data``, ``everything``, ``subset``)? And which rows
+does step t see? The second answer is a pure function of the seed and t, so a resumed run sees the same batches.
+"""
+
+import abc
+import hashlib
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from fathomgp.errors import DataError
+
+
+class Batch(eqx.Module):
+    """Rows of data as the algorithms see them; fields may carry leading axes when several batches are stacked.
+
+    Attributes:
+        x: inputs.
+        y: outputs; 0.0 where missing.
+        observed: true where an output was measured.
+        weight: 1 for a real row, 0 for padding.
+        index: the row's number in the source, for algorithms that keep something a datum.
+        num_data: how many real rows the source holds, N: sums over a batch are scaled to it.
+    """
+
+    x: Float[Array, "*stack B D"]
+    y: Float[Array, "*stack B P"]
+    observed: Bool[Array, "*stack B P"]
+    weight: Float[Array, "*stack B"]
+    index: Int[Array, "*stack B"]
+    num_data: Float[Array, ""]
+
+    @property
+    def scale(self) -> Float[Array, ""]:
+        """N / B: turns a sum over the real rows of this batch into an estimate of the sum over all data."""
+        return self.num_data / jnp.sum(self.weight)
+
+
+class AbstractFeed(eqx.Module):
+    """What one compiled chunk of steps needs in order to make its batches."""
+
+    @abc.abstractmethod
+    def batch(self, i: Int[Array, ""]) -> Batch:
+        """The batch of the chunk's i-th step."""
+
+
+class FullFeed(AbstractFeed):
+    """Every step sees all rows."""
+
+    data: Batch
+
+    def batch(self, i: Int[Array, ""]) -> Batch:
+        """All rows, whatever the step."""
+        return self.data
+
+
+class IndexFeed(AbstractFeed):
+    """Every step sees the rows whose numbers stand in ``rows``, gathered on the device."""
+
+    data: Batch
+    rows: Int[Array, "capacity *batches B"]
+
+    def batch(self, i: Int[Array, ""]) -> Batch:
+        """The rows of step i."""
+        rows = self.rows[i]
+        data = self.data
+        return Batch(
+            data.x[rows], data.y[rows], data.observed[rows], data.weight[rows], data.index[rows], data.num_data
+        )
+
+
+class AbstractSource(abc.ABC):
+    """Where rows come from. It lives on the host; only what it returns goes to the device."""
+
+    num_data: int
+    num_inputs: int
+    num_outputs: int
+
+    @abc.abstractmethod
+    def everything(self) -> Batch:
+        """All rows as one batch; sources larger than memory refuse."""
+
+    @abc.abstractmethod
+    def subset(self, size: int, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``x``, ``y`` and ``observed`` of at most ``size`` random rows, for recipes."""
+
+    @abc.abstractmethod
+    def feed(
+        self, *, start: int, capacity: int, batch_size: int | None, batches_per_step: int, ordered: bool, seed: int
+    ) -> AbstractFeed:
+        """The batches of the steps ``start, ..., start + capacity - 1`` of a phase."""
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """A short text that differs when the data differ: a checkpoint is only resumed on the data it was made from."""
+
+
+class ArraySource(AbstractSource):
+    """Rows held in memory.
+
+    Args:
+        x: inputs (N, D).
+        y: outputs (N, P), 0.0 where missing.
+        observed: true where an output was measured; all by default.
+        dtype: the floating-point type on the device.
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, observed: np.ndarray | None = None, *, dtype: Any = np.float64):
+        if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
+            raise DataError(f"x must be (N, D) and y (N, P) with the same N, but they are {x.shape} and {y.shape}.")
+        self.x = np.ascontiguousarray(x, dtype)
+        self.y = np.ascontiguousarray(y, dtype)
+        self.observed = np.ones(y.shape, bool) if observed is None else np.ascontiguousarray(observed, bool)
+        self.num_data, self.num_inputs = x.shape
+        self.num_outputs = y.shape[1]
+        self._device: dict[int, Batch] = {}
+        self._permutations: dict[tuple[int, int], np.ndarray] = {}
+
+    def everything(self) -> Batch:
+        """All rows, padded with rows of weight 0 so that small data of many sizes share few compiled shapes."""
+        return self._on_device(padded_size(self.num_data))
+
+    def subset(self, size: int, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """At most ``size`` random rows, in their original order."""
+        rows = np.arange(self.num_data)
+        if size < self.num_data:
+            rows = np.sort(np.random.default_rng(seed).choice(self.num_data, size, replace=False))
+        return self.x[rows], self.y[rows], self.observed[rows]
+
+    def feed(
+        self, *, start: int, capacity: int, batch_size: int | None, batches_per_step: int, ordered: bool, seed: int
+    ) -> AbstractFeed:
+        """All rows when ``batch_size`` covers them, else rows drawn without replacement, epoch after epoch."""
+        if batch_size is None or (batch_size >= self.num_data and batches_per_step == 1 and not ordered):
+            return FullFeed(self.everything())
+        size = min(batch_size, self.num_data)
+        width = size * batches_per_step
+        rows = self._positions(start * width, capacity * width, ordered, seed).astype(np.int32)
+        shape = (capacity, size) if batches_per_step == 1 else (capacity, batches_per_step, size)
+        return IndexFeed(self._on_device(self.num_data), jnp.asarray(rows.reshape(shape)))
+
+    def fingerprint(self) -> str:
+        """Shape, dtype and a hash of the values."""
+        digest = hashlib.sha256()
+        for array in (self.x, self.y, self.observed):
+            digest.update(array.tobytes())
+        return f"{self.x.shape}{self.y.shape}{self.x.dtype}{digest.hexdigest()[:16]}"
+
+    def _positions(self, first: int, count: int, ordered: bool, seed: int) -> np.ndarray:
+        """Entries ``first, ..., first + count - 1`` of the endless row sequence: one permutation an epoch."""
+        positions = np.arange(first, first + count)
+        epochs, offsets = positions // self.num_data, positions % self.num_data
+        if ordered:
+            return offsets
+        rows = np.empty(count, np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            rows[here] = self._permutation(seed, int(epoch))[offsets[here]]
+        return rows
+
+    def _permutation(self, seed: int, epoch: int) -> np.ndarray:
+        if (seed, epoch) not in self._permutations:
+            if len(self._permutations) > 8:  # two neighbouring epochs are all that a forward pass needs
+                self._permutations.clear()
+            self._permutations[seed, epoch] = np.random.default_rng([seed, epoch]).permutation(self.num_data)
+        return self._permutations[seed, epoch]
+
+    def _on_device(self, rows: int) -> Batch:
+        if rows not in self._device:
+            extra = rows - self.num_data
+            weight = np.concatenate([np.ones(self.num_data, self.x.dtype), np.zeros(extra, self.x.dtype)])
+            self._device[rows] = Batch(
+                # Padding repeats the first row: its inputs are harmless and its weight is 0.
+                x=jnp.asarray(np.concatenate([self.x, np.repeat(self.x[:1], extra, axis=0)])),
+                y=jnp.asarray(np.concatenate([self.y, np.zeros((extra, self.num_outputs), self.y.dtype)])),
+                observed=jnp.asarray(np.concatenate([self.observed, np.zeros((extra, self.num_outputs), bool)])),
+                weight=jnp.asarray(weight),
+                index=jnp.arange(rows, dtype=jnp.int32),
+                num_data=jnp.asarray(float(self.num_data), self.x.dtype),
+            )
+        return self._device[rows]
+
+
+def padded_size(rows: int) -> int:
+    """The number of rows after padding: a power of two up to 256, the number itself above.
+
+    Below 256 rows a compilation costs more than the extra rows; above, cubic algorithms would pay for them.
+    """
+    return rows if rows > 256 else max(16, 1 << (rows - 1).bit_length())

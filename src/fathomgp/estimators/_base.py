@@ -1,0 +1,218 @@
+"""What the regressor and the classifier share: fit, blocked prediction, saving."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from fathomgp.data import ArraySource, Standardizer, read_inputs, read_targets
+from fathomgp.errors import DataWarning, SettingError
+from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_method
+from fathomgp.fitting import Checkpointing, fit_model
+from fathomgp.inference import AbstractPosterior
+from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.model import build_model
+from fathomgp.persistence import save_bundle
+from fathomgp.precision import double_precision
+from fathomgp.predictive import Mixture, Predictive
+
+#: Rows predicted at a time: bounds memory, and small requests are padded to few compiled shapes.
+_BLOCK = 4096
+#: k-means and PCA look at so many rows at most.
+_RECIPE_ROWS = 20_000
+
+#: What a fitted estimator holds beyond its parameters; the names that save and load carry.
+_FITTED = (
+    "posterior_",
+    "history_",
+    "messages_",
+    "fit_seconds_",
+    "n_iter_",
+    "n_features_in_",
+    "feature_names_in_",
+    "target_names_",
+    "x_scaler_",
+    "y_scaler_",
+    "classes_",
+    "_squeeze",
+    "_seed",
+)
+
+
+class _DeepGPEstimator(BaseEstimator):
+    """The machinery; the two public classes add their targets and their predictions."""
+
+    @double_precision
+    def _fit(self, X: Any, Y: Any, likelihood: AbstractLikelihood, *, target_names=None) -> "_DeepGPEstimator":
+        """Fit to X and to targets that are already numbers; ``Y`` is (values, observed, squeeze)."""
+        values, observed, self._squeeze = Y
+        self.target_names_ = None if target_names is None else list(target_names)
+        method, inference = find_method(self.method)
+        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.x_scaler_ = Standardizer.fit(X)
+        self.y_scaler_ = Standardizer.identity(values.shape[1])
+        if likelihood.scales_targets:
+            self.y_scaler_ = Standardizer.fit(values, observed)
+        scaled = np.where(observed, self.y_scaler_.transform(values), 0.0)
+        source = ArraySource(self.x_scaler_.transform(X), scaled, observed, dtype=PRECISIONS[self.precision])
+        model = build_model(
+            source.subset(_RECIPE_ROWS, seed=self._seed)[0],
+            likelihood,
+            source.num_outputs,
+            recipe=self.recipe,
+            depth=method.default_depth if self.depth is None else self.depth,
+            num_inducing=self._num_inducing(source.num_data) if method.uses_inducing else None,
+            hidden_dim=self.hidden_dim,
+            kernel=self.kernel,
+            seed=self._seed,
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = fit_model(
+                inference,
+                model,
+                source,
+                key=jax.random.key(self._seed),
+                max_iter=self.max_iter,
+                checkpointing=None if self.checkpoint is None else Checkpointing(self.checkpoint),
+                callbacks=self.callbacks or (),
+                verbose=self.verbose,
+            )
+        for warning in caught:
+            warnings.warn(warning.message, warning.category, stacklevel=4)
+        self.posterior_ = result.posterior
+        self.history_ = result.history
+        self.messages_ = [str(warning.message) for warning in caught]
+        self.fit_seconds_ = result.seconds
+        self.n_iter_ = max(1, len(result.history.get("step", ())))
+        return self
+
+    @property
+    def model_(self):
+        """The fitted :class:`~fathomgp.model.DeepGP`, on standardised inputs and outputs."""
+        check_is_fitted(self, "posterior_")
+        return self.posterior_.model
+
+    @double_precision
+    def predict_distribution(self, X: Any) -> Predictive:
+        """The whole answer: a :class:`~fathomgp.predictive.Predictive` with mean, std, quantiles, log density, ..."""
+        blocks = [mixture for _, mixture in self._mixtures(self._read(X))]
+        mixture = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *[_rows(block) for block in blocks])
+        return self._predictive(Mixture(blocks[0].log_weights, *mixture, None))
+
+    def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray) -> np.ndarray:
+        """Quantiles of y: one row of answers a quantile when ``q`` is a list, like ``numpy.quantile``."""
+        blocks = self._blocks(X, lambda predictive: predictive.quantile(q))
+        return np.concatenate(blocks, axis=0 if np.ndim(q) == 0 else 1)
+
+    def log_density(self, X: Any, y: Any) -> np.ndarray:
+        """``log p(y | x)`` of every row, jointly over several outputs; NaN entries of a two-dimensional y are left out."""
+        inputs = self._read(X)
+        targets = self._encode_targets(y, len(inputs))
+        return np.concatenate([p.log_density(targets[rows]) for rows, p in self._predictives(inputs)])
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the fitted model to the directory ``path``; :func:`fathomgp.load` reads it. No pickle is involved."""
+        check_is_fitted(self, "posterior_")
+        params = self.get_params(deep=False)
+        params["callbacks"] = None
+        params["checkpoint"] = None
+        if not isinstance(params["random_state"], (int, np.integer, type(None))):
+            params["random_state"] = None
+        fitted = {name: vars(self)[name] for name in _FITTED if name in vars(self)}
+        save_bundle(path, "model", {"estimator": type(self).__name__, "params": params, "fitted": fitted})
+
+    def _check_settings(self) -> None:
+        """Refuse settings that make no sense, before any work."""
+        method, _ = find_method(self.method)
+        choose("precision", self.precision, PRECISIONS)
+        choose("architecture", self.architecture, ("composition",))
+        choose("missing", self.missing, ("error", "mask"))
+        for name in ("depth", "max_iter", "batch_size"):
+            check_count(name, getattr(self, name), optional=True)
+        check_count("num_inducing", self.num_inducing)
+        if self.batch_size is not None and not method.uses_batches:
+            raise SettingError(f"method={self.method!r} sees all rows at every step: leave batch_size=None.")
+
+    def _num_inducing(self, num_data: int) -> int:
+        if self.num_inducing > num_data:
+            message = f"num_inducing is {self.num_inducing} but there are {num_data} rows: {num_data} are used."
+            warnings.warn(message, DataWarning, stacklevel=5)
+        return min(self.num_inducing, num_data)
+
+    def _read(self, X: Any) -> np.ndarray:
+        """Inputs of a prediction, as the user gave them, checked against those of the fit."""
+        check_is_fitted(self, "posterior_")
+        return read_inputs(X, estimator=self, reset=False)[0]
+
+    def _encode_targets(self, y: Any, num_rows: int) -> np.ndarray:
+        targets = read_targets(y, missing="mask", kind=self.posterior_.likelihood.target_kind, num_rows=num_rows)
+        values = np.where(targets.observed, targets.Y, np.nan)
+        return values[:, 0] if self._squeeze and values.shape[1] == 1 else values
+
+    def _blocks(self, X: Any, question: Callable[[Predictive], Any]) -> list[Any]:
+        return [question(predictive) for _, predictive in self._predictives(self._read(X))]
+
+    def _predictives(self, inputs: np.ndarray) -> Iterator[tuple[slice, Predictive]]:
+        for rows, mixture in self._mixtures(inputs):
+            yield rows, self._predictive(mixture)
+
+    def _predictive(self, mixture: Mixture) -> Predictive:
+        return Predictive(
+            mixture, self.posterior_.likelihood, self.y_scaler_.shift, self.y_scaler_.scale, self._squeeze
+        )
+
+    def _mixtures(self, inputs: np.ndarray) -> Iterator[tuple[slice, Mixture]]:
+        """The latent answer, block by block, on the host."""
+        block = _block_rows(len(inputs), getattr(self.posterior_, "num_samples", 1))
+        for start in range(0, len(inputs), block):
+            rows = slice(start, min(start + block, len(inputs)))
+            yield rows, self._mixture(inputs[rows], block)
+
+    @double_precision
+    def _mixture(self, inputs: np.ndarray, block: int) -> Mixture:
+        x = self.x_scaler_.transform(inputs)
+        padded = np.concatenate([x, np.repeat(x[-1:], block - len(x), axis=0)])
+        mixture = _predict_f(self.posterior_, jnp.asarray(padded), self._prediction_key())
+        parts = [np.asarray(part)[:, : len(x)] for part in (mixture.means, mixture.variances)]
+        return Mixture(np.asarray(mixture.log_weights), *parts, None)
+
+    def _prediction_key(self) -> jax.Array:
+        # The same for every call, so that equal questions get equal answers.
+        return jax.random.fold_in(jax.random.key(self._seed), 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Outside a float64 scope JAX would silently halve the precision of its arrays: pickles hold NumPy's.
+        state = dict(super().__getstate__())
+        if "posterior_" in state:
+            state["posterior_"] = jax.tree.map(np.asarray, state["posterior_"])
+        return state
+
+    @double_precision
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "posterior_" in state:
+            state = {**state, "posterior_": jax.tree.map(jnp.asarray, state["posterior_"])}
+        super().__setstate__(state)
+
+
+@eqx.filter_jit
+def _predict_f(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> Mixture:
+    return posterior.predict_f(x, key=key)
+
+
+def _rows(mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
+    return mixture.means, mixture.variances
+
+
+def _block_rows(rows: int, samples: int) -> int:
+    """Rows a block: a power of two, smaller where many samples are kept for each row."""
+    largest = max(256, _BLOCK // max(1, samples // 8))
+    return min(largest, max(16, 1 << (rows - 1).bit_length()))

@@ -1,0 +1,144 @@
+"""DeepGPRegressor: deep Gaussian processes for real-valued targets, the scikit-learn way."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils import check_random_state
+
+from fathomgp.data import read_inputs, read_targets
+from fathomgp.errors import SettingError
+from fathomgp.estimators._base import _DeepGPEstimator
+from fathomgp.likelihoods import AbstractLikelihood, likelihood_from_name
+from fathomgp.precision import double_precision
+
+
+class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
+    """Regression with honest error bars: exact, sparse or deep Gaussian processes behind one face.
+
+    Inputs and targets are standardised inside; every answer is in the units of ``y``.
+
+    Args:
+        method: how to fit: ``"exact"`` (all data, O(N^3)), ``"sgpr"`` (inducing points, O(N M^2)), or an inference object
+            such as ``Exact(restarts=5)``.
+        depth: the number of GP layers; ``None`` is the method's own (1 for exact and sgpr).
+        num_inducing: inducing points a layer, for the methods that use them.
+        hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
+        kernel: a name (``"rbf"``, ``"matern32"``, ``"linear"``, ...) or a kernel object; one, or one a layer.
+        architecture: how layers are joined: ``"composition"``.
+        likelihood: ``"gaussian"``, or a likelihood object.
+        max_iter: at most so many optimiser steps a start; ``None`` leaves it to the method.
+        batch_size: rows a step, for the methods that use batches.
+        precision: ``"double"``.
+        missing: what NaN in ``y`` means: ``"error"`` refuses it, ``"mask"`` takes it as not measured.
+        recipe: the name of the initial values, see :data:`fathomgp.model.RECIPES`.
+        checkpoint: a directory; the fit saves itself there every minute and resumes from there if it was interrupted.
+        callbacks: functions called during the fit with a dictionary (phase, step, steps, objective, seconds).
+        random_state: a seed; the same seed gives the same fit.
+        verbose: progress bar: ``True``, ``False``, or ``None`` for "on a terminal only".
+
+    Attributes:
+        posterior_: what was learned, on standardised inputs and outputs.
+        model_: the fitted model.
+        history_: one array a figure (objective, jitter, ...), one entry a step.
+        messages_: the warnings of the fit, as sentences.
+        n_iter_: the number of steps.
+        n_features_in_: the number of inputs.
+        feature_names_in_: their names, when X had any.
+
+    Example:
+        >>> import numpy as np
+        >>> from fathomgp import DeepGPRegressor
+        >>> X = np.linspace(0, 1, 30)[:, None]
+        >>> model = DeepGPRegressor(method="exact", random_state=0).fit(X, np.sin(6 * X[:, 0]))
+        >>> mean, std = model.predict(X, return_std=True)
+        >>> mean.shape, std.shape
+        ((30,), (30,))
+    """
+
+    def __init__(
+        self,
+        method: Any = "exact",
+        *,
+        depth: int | None = None,
+        num_inducing: int = 100,
+        hidden_dim: Any = None,
+        kernel: Any = "rbf",
+        architecture: str = "composition",
+        likelihood: Any = "gaussian",
+        max_iter: int | None = None,
+        batch_size: int | None = None,
+        precision: str = "double",
+        missing: Literal["error", "mask"] = "error",
+        recipe: Any = "default",
+        checkpoint: Any = None,
+        callbacks: Any = None,
+        random_state: Any = None,
+        verbose: bool | None = None,
+    ):
+        self.method = method
+        self.depth = depth
+        self.num_inducing = num_inducing
+        self.hidden_dim = hidden_dim
+        self.kernel = kernel
+        self.architecture = architecture
+        self.likelihood = likelihood
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.precision = precision
+        self.missing = missing
+        self.recipe = recipe
+        self.checkpoint = checkpoint
+        self.callbacks = callbacks
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @double_precision
+    def fit(self, X: Any, y: Any) -> "DeepGPRegressor":
+        """Fit to inputs (N, D) and targets (N,) or (N, P): arrays, lists, or pandas, polars and pyarrow tables."""
+        self._check_settings()
+        likelihood = self._likelihood()
+        inputs, _ = read_inputs(X, estimator=self, reset=True)
+        targets = read_targets(y, missing=self.missing, kind=likelihood.target_kind, num_rows=len(inputs))
+        likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
+        return self._fit(inputs, (targets.Y, targets.observed, targets.squeeze), likelihood, target_names=targets.names)
+
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
+        """Means of y, with standard deviations or covariances between rows of y (noise included) if asked for."""
+        if return_std and return_cov:
+            raise SettingError("return_std and return_cov exclude each other: ask for one of the two.")
+        if return_cov:
+            predictive = self._joint_predictive(self._read(X))
+            return predictive.mean(), predictive.covariance()
+        if return_std:
+            blocks = self._blocks(X, lambda predictive: (predictive.mean(), predictive.std()))
+            return np.concatenate([mean for mean, _ in blocks]), np.concatenate([std for _, std in blocks])
+        return np.concatenate(self._blocks(X, lambda predictive: predictive.mean()))
+
+    @double_precision
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Joint draws of y at the rows of X: (N, n_samples), or (N, P, n_samples) for several outputs."""
+        x = jnp.asarray(self.x_scaler_.transform(self._read(X)))
+        key = jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
+        f = self.posterior_.sample_functions(key, n_samples)(x)
+        keys = jax.random.split(jax.random.fold_in(key, 1), n_samples)
+        y = jax.vmap(lambda f, key: self.posterior_.likelihood.sample(f, key=key))(f, keys)
+        outputs = y.shape[2]
+        draws = self.y_scaler_.inverse(np.asarray(y).reshape(-1, outputs)).reshape(y.shape)
+        draws = np.moveaxis(draws, 0, -1)
+        return draws[:, 0] if self._squeeze else draws
+
+    @double_precision
+    def _joint_predictive(self, inputs: np.ndarray):
+        x = jnp.asarray(self.x_scaler_.transform(inputs))
+        return self._predictive(self.posterior_.predict_f(x, key=self._prediction_key(), full_cov=True))
+
+    def _likelihood(self) -> AbstractLikelihood:
+        likelihood = self.likelihood
+        if not isinstance(likelihood, AbstractLikelihood):
+            likelihood = likelihood_from_name(likelihood)
+        if likelihood.target_kind == "class":
+            raise SettingError(f"likelihood={self.likelihood!r} is for labels: use DeepGPClassifier.")
+        return likelihood

@@ -1,0 +1,67 @@
+"""From the words of an estimator's parameters to objects, refusing what makes no sense before any work."""
+
+import dataclasses
+import difflib
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fathomgp.errors import SettingError
+from fathomgp.inference import SGPR, AbstractInference, Exact
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way of fitting, as the estimators know it.
+
+    Attributes:
+        build: makes the algorithm with its default settings.
+        kind: the algorithm's class.
+        default_depth: the depth when the user names none.
+        uses_inducing: whether its layers have inducing inputs.
+        uses_batches: whether ``batch_size`` means something to it.
+    """
+
+    build: Callable[[], AbstractInference]
+    kind: type
+    default_depth: int
+    uses_inducing: bool
+    uses_batches: bool
+
+
+METHODS: dict[str, Method] = {
+    "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False),
+    "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False),
+}
+
+PRECISIONS: dict[str, Any] = {"double": np.float64}
+
+
+def find_method(method: str | AbstractInference) -> tuple[Method, AbstractInference]:
+    """The description of a method and the algorithm itself, from a name or an inference object."""
+    if isinstance(method, AbstractInference):
+        for known in METHODS.values():
+            if isinstance(method, known.kind):
+                return known, method
+        return Method(lambda: method, type(method), 2, True, True), method
+    return METHODS[choose("method", method, METHODS)], METHODS[method].build()
+
+
+def choose(name: str, value: Any, options: Any) -> str:
+    """``value`` if it is one of the options, else a sentence that lists them and the nearest."""
+    if isinstance(value, str) and value in options:
+        return value
+    close = difflib.get_close_matches(str(value).lower(), list(options), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise SettingError(f"{name}={value!r} is unknown: choose one of {', '.join(map(repr, options))}.{hint}")
+
+
+def check_count(name: str, value: Any, *, optional: bool = False) -> int | None:
+    """A whole number of at least 1 (or ``None`` where it is optional)."""
+    if value is None and optional:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise SettingError(f"{name} must be a whole number of at least 1, but it is {value!r}.")
+    return int(value)

@@ -1,0 +1,120 @@
+"""Checkpoints: everything that a run needs in order to go on as if it had never stopped."""
+
+import dataclasses
+import os
+import pathlib
+import time
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fathomgp.errors import ModelFileError
+from fathomgp.fitting._guard import Guard
+from fathomgp.persistence import bundle_exists, load_bundle, save_bundle
+
+_NAME = "checkpoint"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpointing:
+    """When and where checkpoints are written.
+
+    Attributes:
+        directory: holds one checkpoint, replaced atomically.
+        every_seconds: the least time between two; ``None`` for no limit by time.
+        every_steps: the least number of steps between two; ``None`` for no limit by steps.
+    """
+
+    directory: str | os.PathLike
+    every_seconds: float | None = 60.0
+    every_steps: int | None = None
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        phase: number of the phase in the plan.
+        step: steps done in that phase.
+        total: steps done in all.
+    """
+
+    phase: int = 0
+    step: int = 0
+    total: int = 0
+
+
+class Checkpointer:
+    """Writes checkpoints when they are due. What it does never changes what the run computes."""
+
+    def __init__(self, settings: Checkpointing, identity: dict[str, str]):
+        self._settings = settings
+        self._identity = identity
+        self._last_time = time.monotonic()
+        self._last_step = 0
+
+    def due(self, total: int) -> bool:
+        """Whether a checkpoint should be written after ``total`` steps."""
+        settings = self._settings
+        by_time = settings.every_seconds is not None and time.monotonic() - self._last_time >= settings.every_seconds
+        by_steps = settings.every_steps is not None and total - self._last_step >= settings.every_steps
+        return by_time or by_steps
+
+    @property
+    def steps_until_due(self) -> int | None:
+        """How many steps a chunk may have so that checkpoints by steps are written on time."""
+        return self._settings.every_steps
+
+    def write(self, position: Position, state: Any, guard: Guard, history: dict[str, np.ndarray]) -> None:
+        """Write the checkpoint."""
+        content = {
+            "identity": self._identity,
+            "position": dataclasses.asdict(position),
+            "state": [_to_numpy(leaf) for leaf in jax.tree.leaves(state) if eqx.is_array(leaf)],
+            "guard": [int(guard.in_a_row), int(guard.total)],
+            "history": history,
+        }
+        save_bundle(self._settings.directory, _NAME, content)
+        self._last_time, self._last_step = time.monotonic(), position.total
+
+    def read(self) -> dict[str, Any] | None:
+        """The checkpoint's content, or ``None`` when there is none; one of another run is refused."""
+        directory = pathlib.Path(self._settings.directory)
+        if not bundle_exists(directory, _NAME):
+            return None
+        content = load_bundle(directory, _NAME)
+        for name, mine in self._identity.items():
+            theirs = content["identity"].get(name)
+            if theirs != mine:
+                raise ModelFileError(
+                    f"The checkpoint in {directory} belongs to another run: its {name} is {theirs}, here it is {mine}. "
+                    "Give another directory, or remove that one to start afresh."
+                )
+        return content
+
+
+def restore_state(template: Any, leaves: list[np.ndarray]) -> Any:
+    """The template with its arrays replaced by a checkpoint's."""
+    arrays, rest = eqx.partition(template, eqx.is_array)
+    old, structure = jax.tree.flatten(arrays)
+    shapes = [(_to_numpy(leaf).shape, _to_numpy(leaf).dtype) for leaf in old]
+    if shapes != [(leaf.shape, leaf.dtype) for leaf in leaves]:
+        raise ModelFileError("The checkpoint's arrays do not fit this algorithm: it was written by another version.")
+    new = [_from_numpy(leaf, value) for leaf, value in zip(old, leaves, strict=True)]
+    return eqx.combine(jax.tree.unflatten(structure, new), rest)
+
+
+def _to_numpy(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf)
+
+
+def _from_numpy(leaf: Any, value: np.ndarray) -> Any:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.asarray(value))
+    return jnp.asarray(value) if isinstance(leaf, jax.Array) else value

@@ -1,0 +1,295 @@
+"""The one loop that all algorithms share.
+
+Steps run in compiled chunks: a chunk's number of steps is an argument, not part of its shape, so each phase compiles
+once, and where chunks begin and end changes nothing that is computed. Step t uses ``fold_in(key, t)`` and the source's
+batch t, so a run resumed from a checkpoint equals an uninterrupted one bit for bit.
+"""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+
+from fathomgp._version import __version__
+from fathomgp.data import AbstractFeed, AbstractSource
+from fathomgp.errors import FitWarning, NonFiniteError
+from fathomgp.fitting._checkpoint import Checkpointer, Checkpointing, Position, restore_state
+from fathomgp.fitting._guard import STOP_AFTER, Guard, guarded, new_guard
+from fathomgp.fitting._progress import Callback, Reporter
+from fathomgp.fitting._stopping import EarlyStopping
+from fathomgp.inference import AbstractInference, AbstractInfo, AbstractPosterior, Phase
+from fathomgp.model import DeepGP
+
+#: A chunk should take about this long: short enough for a lively progress bar, long enough to hide Python.
+_CHUNK_SECONDS = 0.25
+_MAX_CHUNK = 256
+#: Row numbers of a chunk, at the most: bounds the memory of a feed.
+_MAX_ROWS = 1 << 21
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """What a fit returns.
+
+    Attributes:
+        posterior: what was learned.
+        history: one array a figure, one entry a step: step, phase, objective, ok, jitter, and the algorithm's own.
+        messages: sentences about anything unusual.
+        seconds: wall-clock time, compilation included.
+    """
+
+    posterior: AbstractPosterior
+    history: dict[str, np.ndarray]
+    messages: tuple[str, ...]
+    seconds: float
+
+
+def fit_model(
+    inference: AbstractInference,
+    model: DeepGP,
+    source: AbstractSource,
+    *,
+    key: PRNGKeyArray,
+    max_iter: int | None = None,
+    early_stopping: EarlyStopping | None = None,
+    checkpointing: Checkpointing | None = None,
+    callbacks: Sequence[Callback] = (),
+    verbose: bool | None = None,
+) -> FitResult:
+    """Fit ``model`` to ``source`` with ``inference``.
+
+    Args:
+        inference: the algorithm.
+        model: the start, usually from :func:`fathomgp.model.build_model`.
+        source: the data.
+        key: decides all randomness of the fit.
+        max_iter: exactly that many steps a phase unless the algorithm is done earlier; ``None`` leaves it to the algorithm.
+        early_stopping: ends a phase whose objective stands still.
+        checkpointing: where and how often to save; a checkpoint of the same run found there is resumed.
+        callbacks: called after every chunk; one that raises is dropped with a warning.
+        verbose: progress bar: yes, no, or (``None``) on a terminal only.
+    """
+    run = _Run(inference, model, source, key, max_iter, early_stopping, checkpointing, Reporter(callbacks, verbose))
+    return run.finish()
+
+
+class _Run:
+    """The bookkeeping of one fit, on the host."""
+
+    def __init__(self, inference, model, source, key, max_iter, early_stopping, checkpointing, reporter):
+        self.inference, self.source = inference, source
+        self.early_stopping, self.reporter = early_stopping, reporter
+        self.plan: tuple[Phase, ...] = inference.plan(source.num_data, max_iter)
+        self.init_key, self.enter_key, self.step_key, seed_key = jax.random.split(key, 4)
+        self.seed = int(jax.random.bits(seed_key, dtype=np.uint32))
+        self.began = time.monotonic()
+        self.position, self.guard = Position(), new_guard()
+        self.history: dict[str, list[np.ndarray]] = {}
+        self.messages: list[str] = []
+        self.state = inference.init(model, source, key=self.init_key)
+        self.checkpointer = None
+        if checkpointing is not None:
+            self.checkpointer = Checkpointer(checkpointing, self._identity(key, max_iter))
+        self.resumed = self._resume()
+
+    def finish(self) -> FitResult:
+        """Run what is left of the plan. Ctrl-C ends it with what was learned so far."""
+        try:
+            while self.position.phase < len(self.plan):
+                self._run_phase(self.plan[self.position.phase])
+                self.position.phase += 1
+                self.position.step = 0
+        except KeyboardInterrupt:
+            self._say(f"Stopped by the user after {self.position.total} steps; the result is what was learned so far.")
+        finally:
+            self.reporter.close()
+        if int(self.guard.total) > 0:
+            self._say(f"{int(self.guard.total)} of {self.position.total} steps were not finite; they were undone.")
+        posterior = self.inference.posterior(self.state, self.source)
+        history = {name: np.concatenate(parts) for name, parts in self.history.items()}
+        return FitResult(posterior, history, tuple(self.messages), time.monotonic() - self.began)
+
+    def _run_phase(self, phase: Phase) -> None:
+        if not self.resumed:
+            self.state = self._enter(self.position.phase)
+        self.resumed = False
+        # The static part of a chunk must not hold the number of steps: phases of one name share a compilation.
+        kind = dataclasses.replace(phase, steps=0)
+        width = phase.batches_per_step * min(phase.batch_size or 1, self.source.num_data)
+        capacity = max(1, min(_MAX_CHUNK, _MAX_ROWS // width))
+        pace, done = 1, False
+        while self.position.step < phase.steps and not done:
+            count = min(pace, capacity, phase.steps - self.position.step, self._steps_to_boundary())
+            began = time.monotonic()
+            done, ran = self._run_chunk(kind, count, capacity)
+            seconds = time.monotonic() - began
+            pace = int(np.clip(_CHUNK_SECONDS * ran / max(seconds, 1e-6), max(1, pace // 2), 2 * pace + 1))
+            self._report(phase)
+            done = self._check_guard() or done or self._stops_early(phase)
+            if self.checkpointer is not None and self.checkpointer.due(self.position.total) and not done:
+                self._write_checkpoint()
+
+    def _run_chunk(self, phase: Phase, count: int, capacity: int) -> tuple[bool, int]:
+        feed = self.source.feed(
+            start=self.position.step,
+            capacity=capacity,
+            batch_size=phase.batch_size,
+            batches_per_step=phase.batches_per_step,
+            ordered=phase.ordered,
+            seed=self.seed + self.position.phase,
+        )
+        state, guard, infos, ran, done = run_chunk(
+            self.inference, phase, self.state, self.guard, feed, self.position.total, count, self.step_key, capacity
+        )
+        ran = int(ran)
+        self._record(phase, infos, ran)
+        self.state, self.guard = state, guard
+        self.position.step += ran
+        self.position.total += ran
+        return bool(done), ran
+
+    def _record(self, phase: Phase, infos: AbstractInfo, ran: int) -> None:
+        first = self.position.total
+        figures = {"step": np.arange(first, first + ran), "phase": np.full(ran, self.position.phase)}
+        for field in dataclasses.fields(infos):
+            figures[field.name] = np.asarray(getattr(infos, field.name))[:ran]
+        for name, values in figures.items():
+            self.history.setdefault(name, []).append(values)
+
+    def _report(self, phase: Phase) -> None:
+        self.reporter.update(
+            {
+                "phase": phase.name,
+                "step": self.position.step,
+                "steps": phase.steps,
+                "objective": float(self.history["objective"][-1][-1]),
+                "seconds": time.monotonic() - self.began,
+            }
+        )
+
+    def _check_guard(self) -> bool:
+        """Whether too many steps failed in a row: an error when nothing was learned, else the end with a sentence."""
+        if not bool(self.guard.stops):
+            return False
+        if int(self.guard.total) >= self.position.total:
+            raise NonFiniteError(
+                f"None of the first {STOP_AFTER} steps gave finite numbers. Look for extreme values in the data, or try "
+                "precision='double', fewer inducing points, or another kernel."
+            )
+        self._say(
+            f"The fit stopped after {self.position.total} steps because the last {STOP_AFTER} gave non-finite numbers; "
+            "the result is the last good state."
+        )
+        self.position.phase = len(self.plan)
+        return True
+
+    def _stops_early(self, phase: Phase) -> bool:
+        rule = self.early_stopping
+        if rule is None or self.position.step % rule.window or self.position.phase >= len(self.plan):
+            return False
+        return rule.stops(np.concatenate(self.history["objective"])[-self.position.step :])
+
+    def _steps_to_boundary(self) -> int:
+        """Steps until the next fixed point in the run: where early stopping looks, or a checkpoint by steps is due."""
+        ends = [_MAX_CHUNK]
+        if self.early_stopping is not None:
+            ends.append(self.early_stopping.window - self.position.step % self.early_stopping.window)
+        if self.checkpointer is not None and self.checkpointer.steps_until_due is not None:
+            ends.append(self.checkpointer.steps_until_due)
+        return min(ends)
+
+    def _enter(self, number: int) -> Any:
+        key = jax.random.fold_in(self.enter_key, number)
+        return self.inference.enter(self.plan[number], self.state, self.source, key=key)
+
+    def _say(self, message: str) -> None:
+        self.messages.append(message)
+        warnings.warn(message, FitWarning, stacklevel=5)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _identity(self, key: PRNGKeyArray, max_iter: int | None) -> dict[str, str]:
+        return {
+            "algorithm": repr(self.inference),
+            "model": str(jax.tree.structure(self.state)),
+            "data": self.source.fingerprint(),
+            "key": str(np.asarray(jax.random.key_data(key)).tolist()),
+            "max_iter": str(max_iter),
+            "devices": f"{jax.device_count()} x {jax.devices()[0].platform}",
+            "version": __version__,
+        }
+
+    def _write_checkpoint(self) -> None:
+        assert self.checkpointer is not None
+        history = {name: np.concatenate(parts) for name, parts in self.history.items()}
+        self.checkpointer.write(self.position, self.state, self.guard, history)
+
+    def _resume(self) -> bool:
+        content = None if self.checkpointer is None else self.checkpointer.read()
+        if content is None:
+            return False
+        self.position = Position(**content["position"])
+        self.state = restore_state(self._enter(self.position.phase), content["state"])
+        in_a_row, total = content["guard"]
+        self.guard = Guard(jnp.asarray(in_a_row, jnp.int32), jnp.asarray(total, jnp.int32))
+        self.history = {name: [values] for name, values in content["history"].items()}
+        return True
+
+
+def run_chunk(
+    inference: AbstractInference,
+    phase: Phase,
+    state: Any,
+    guard: Guard,
+    feed: AbstractFeed,
+    first: int,
+    count: int,
+    key: PRNGKeyArray,
+    capacity: int,
+) -> tuple[Any, Guard, AbstractInfo, Int[Array, ""], Bool[Array, ""]]:
+    """At most ``count`` steps of a phase; ends early when a step is done or the guard stops.
+
+    ``first`` is the number of the chunk's first step in the whole run. Returns the state, the guard, the figures of
+    every step (arrays of length ``capacity``), how many steps ran, and whether the phase is done.
+    """
+    bounds = jnp.asarray([first, count], jnp.int32)
+    return _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity)
+
+
+@eqx.filter_jit
+def _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity):
+    first, count = bounds
+    arrays, constants = eqx.partition(state, eqx.is_array)
+
+    def one_step(arrays, i):
+        state = eqx.combine(arrays, constants)
+        return inference.step(phase, state, feed.batch(i), key=jax.random.fold_in(key, first + i))
+
+    def body(carry):
+        i, arrays, guard, infos, _ = carry
+        new, info = one_step(arrays, i)
+        new_arrays, _ = eqx.partition(new, eqx.is_array)
+        guard, arrays = guarded_arrays(guard, arrays, new_arrays, info.ok)
+        infos = jax.tree.map(lambda buffer, value: buffer.at[i].set(value), infos, info)
+        return i + 1, arrays, guard, infos, info.done & info.ok
+
+    def guarded_arrays(guard, old, new, ok):
+        guard, state = guarded(inference, guard, eqx.combine(old, constants), eqx.combine(new, constants), ok)
+        return guard, eqx.partition(state, eqx.is_array)[0]
+
+    def goes_on(carry):
+        i, _, guard, _, done = carry
+        return (i < count) & ~done & ~guard.stops
+
+    info = eqx.filter_eval_shape(lambda: one_step(arrays, jnp.asarray(0, jnp.int32))[1])
+    buffers = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), info)
+    start = (jnp.asarray(0, jnp.int32), arrays, guard, buffers, jnp.asarray(False))
+    ran, arrays, guard, infos, done = jax.lax.while_loop(goes_on, body, start)
+    return eqx.combine(arrays, constants), guard, infos, ran, done

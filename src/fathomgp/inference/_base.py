@@ -1,0 +1,113 @@
+"""The contract that every algorithm keeps, and the contract of what it learns."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from fathomgp.data import AbstractSource, Batch
+from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.model import DeepGP
+from fathomgp.predictive import Mixture, Predictive
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of equal steps; phases of one name share one compilation.
+
+    Attributes:
+        name: what the phase does, for progress and history.
+        steps: how many steps at most.
+        batch_size: rows a batch; ``None`` for all.
+        batches_per_step: above 1, a step sees that many batches stacked along a first axis.
+        ordered: rows in their own order instead of shuffled.
+    """
+
+    name: str
+    steps: int
+    batch_size: int | None = None
+    batches_per_step: int = 1
+    ordered: bool = False
+
+
+class AbstractInfo(eqx.Module):
+    """What a step tells the loop: scalars only; algorithms add their own figures as further fields.
+
+    Attributes:
+        objective: what the algorithm minimises or tracks.
+        ok: false asks the loop to undo the step and to count it.
+        done: ends the phase.
+        jitter: the largest amount added to the diagonal of a covariance matrix.
+    """
+
+    objective: eqx.AbstractVar[Float[Array, ""]]
+    ok: eqx.AbstractVar[Bool[Array, ""]]
+    done: eqx.AbstractVar[Bool[Array, ""]]
+    jitter: eqx.AbstractVar[Float[Array, ""]]
+
+
+class AbstractPosterior(eqx.Module):
+    """What was learned. Every algorithm's posterior answers the same questions.
+
+    Noise of a prediction is shared across rows: one draw a component and layer. A row's answer then never depends on
+    which other rows are asked, so batched, unbatched and one-at-a-time predictions agree.
+    """
+
+    model: eqx.AbstractVar[DeepGP]
+
+    @abc.abstractmethod
+    def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
+        """The latent functions at ``x``: a mixture of Gaussians. ``full_cov`` adds covariances between rows."""
+
+    @abc.abstractmethod
+    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+        """``n`` draws of the latent functions, as one callable: rows of one call are drawn jointly."""
+
+    @abc.abstractmethod
+    def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
+        """Samples of every layer at ``x``, to look inside."""
+
+    @property
+    def likelihood(self) -> AbstractLikelihood:
+        """The model's likelihood."""
+        return self.model.likelihood
+
+    def predict_y(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Predictive:
+        """Observations at ``x``: :meth:`predict_f` pushed through the likelihood, in the model's own units."""
+        mixture = self.predict_f(x, key=key, full_cov=full_cov)
+        outputs = jax.eval_shape(self.likelihood.predict_moments, mixture.means[0], mixture.variances[0])[0].shape[1]
+        one = jnp.ones(outputs, x.dtype)
+        return Predictive(mixture, self.likelihood, 0.0 * one, one, squeeze=False)
+
+
+class AbstractInference(eqx.Module):
+    """An algorithm: how a model is learned from data. Its settings are its fields."""
+
+    @abc.abstractmethod
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> Any:
+        """The state before the first step."""
+
+    @abc.abstractmethod
+    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
+        """The phases of a fit; ``max_iter`` bounds the number of steps, ``None`` leaves it to the algorithm."""
+
+    @abc.abstractmethod
+    def enter(self, phase: Phase, state: Any, data: AbstractSource, *, key: PRNGKeyArray) -> Any:
+        """The state with which a phase starts: the only place where its structure or shapes may change."""
+
+    @abc.abstractmethod
+    def step(self, phase: Phase, state: Any, batch: Batch, *, key: PRNGKeyArray) -> tuple[Any, AbstractInfo]:
+        """One step: a pure function, compiled once per phase name and shape."""
+
+    @abc.abstractmethod
+    def back_off(self, state: Any) -> Any:
+        """A more careful state, asked for after several failed steps in a row: a smaller step size, for instance."""
+
+    @abc.abstractmethod
+    def posterior(self, state: Any, data: AbstractSource | None) -> AbstractPosterior:
+        """What the state has learned."""

@@ -1,0 +1,95 @@
+"""The posterior of every algorithm that ends in whitened Gaussians on the inducing values of each layer."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from fathomgp.inference._base import AbstractPosterior
+from fathomgp.linalg import safe_cholesky
+from fathomgp.model import DeepGP, Layer, Whitened, Whitener, joint_moments, moments
+from fathomgp.precision import clamp_variance
+from fathomgp.predictive import Mixture
+
+
+class LayeredPosterior(AbstractPosterior):
+    """q(f) of a deep GP whose layers hold independent Gaussians q(v) = N(m~, T T^T).
+
+    Samples run through the inner layers; the last layer's Gaussian is kept, so S samples give S components. With one
+    layer there is nothing to sample: one component.
+
+    Attributes:
+        model: the fitted model.
+        whiteners: Lz^-1 of every layer.
+        q: q(v) of every layer.
+        num_samples: S.
+    """
+
+    model: DeepGP
+    whiteners: tuple[Whitener, ...]
+    q: tuple[Whitened, ...]
+    num_samples: int = eqx.field(static=True, default=100)
+
+    def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
+        """A component a sample path; with ``full_cov`` the paths are drawn jointly over the rows."""
+        samples = 1 if self.model.depth == 1 else self.num_samples
+        log_weights = jnp.full(samples, -jnp.log(float(samples)), x.dtype)
+        keys = jax.random.split(key, samples)
+        if full_cov:
+            means, covariances = jax.lax.map(lambda one: self._last_joint(x, one), keys)
+            covariances = jnp.moveaxis(covariances, 1, -1)
+            variances = clamp_variance(jnp.moveaxis(jnp.diagonal(covariances, axis1=1, axis2=2), -1, 1))
+            return Mixture(log_weights, means, variances, covariances)
+        means, variances = jax.lax.map(lambda one: self._last_marginal(x, one), keys)
+        return Mixture(log_weights, means, variances, None)
+
+    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+        """Draws from the joint posterior of the rows of each call."""
+        return lambda x: jax.lax.map(lambda one: self._joint_path(x, one)[-1], jax.random.split(key, n))
+
+    def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
+        """Joint draws of every layer."""
+        return jax.lax.map(lambda one: self._joint_path(x, one), jax.random.split(key, self.num_samples))
+
+    def _last_marginal(
+        self, x: Float[Array, "N D"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "N Q"], Float[Array, "N Q"]]:
+        """Moments of the last layer along one path whose noise all rows share."""
+        h = x
+        for level, layer in enumerate(self.model.layers[:-1]):
+            mean, variance = self._moments(level, x, h)
+            noise = jax.random.normal(jax.random.fold_in(key, level), (1, layer.width), x.dtype)
+            h = mean + jnp.sqrt(variance + _layer_noise(layer, x)) * noise
+        return self._moments(self.model.depth - 1, x, h)
+
+    def _last_joint(
+        self, x: Float[Array, "N D"], key: PRNGKeyArray
+    ) -> tuple[Float[Array, "N Q"], Float[Array, "Q N N"]]:
+        path = self._joint_path(x, key, last=False)
+        return self._joint(self.model.depth - 1, x, path[-1] if path else x)
+
+    def _joint_path(self, x: Float[Array, "N D"], key: PRNGKeyArray, last: bool = True) -> list[Float[Array, "N _"]]:
+        """One draw of every layer, jointly over the rows."""
+        h, path = x, []
+        for level, layer in enumerate(self.model.layers if last else self.model.layers[:-1]):
+            mean, covariance = self._joint(level, x, h)
+            if level < self.model.depth - 1:
+                covariance = covariance + _layer_noise(layer, x) * jnp.eye(len(x), dtype=x.dtype)[None]
+            noise = jax.random.normal(jax.random.fold_in(key, level), (layer.width, len(x)), x.dtype)
+            h = mean + jnp.einsum("pij,pj->ip", safe_cholesky(covariance).lower, noise)
+            path.append(h)
+        return path
+
+    def _moments(self, level: int, x: Array, h: Array) -> tuple[Array, Array]:
+        inputs = self.model.layer_input(level, x, h)
+        return moments(self.model.layers[level], self.whiteners[level], self.q[level], inputs)
+
+    def _joint(self, level: int, x: Array, h: Array) -> tuple[Array, Array]:
+        inputs = self.model.layer_input(level, x, h)
+        return joint_moments(self.model.layers[level], self.whiteners[level], self.q[level], inputs)
+
+
+def _layer_noise(layer: Layer, x: Array) -> Float[Array, ""]:
+    return jnp.zeros((), x.dtype) if layer.noise is None else layer.noise.value

@@ -1,0 +1,233 @@
+"""The exact Gaussian process: one layer, Gaussian noise, no approximation (Rasmussen and Williams 2006, chapter 2).
+
+Hyperparameters maximise the log marginal likelihood, with K = k(X, X) + s2 I and one term an output,
+
+    log p(Y | X) = sum_p  -1/2 y_p^T K^-1 y_p - 1/2 log|K| - N/2 log(2 pi),
+
+by L-BFGS from the recipe's start and from random restarts around it. The cost is O(N^3) a step and O(N^2) memory.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from fathomgp.data import AbstractSource, Batch
+from fathomgp.errors import SettingError
+from fathomgp.inference._base import AbstractInference, AbstractPosterior, Phase
+from fathomgp.inference._lbfgs import (
+    LBFGSInfo,
+    LBFGSState,
+    best_model,
+    lbfgs_begin,
+    lbfgs_init,
+    lbfgs_shuffle,
+    lbfgs_step,
+)
+from fathomgp.likelihoods import Gaussian
+from fathomgp.linalg import check_factor, gaussian_log_marginal, inverse_lower, safe_cholesky
+from fathomgp.model import DeepGP
+from fathomgp.precision import clamp_variance
+from fathomgp.predictive import Mixture
+
+#: Beyond this, one N x N matrix in double precision fills more than 3 GB.
+_MAX_ROWS = 20_000
+
+
+class ExactState(eqx.Module):
+    """The search for hyperparameters, and whether one covariance matrix serves all outputs.
+
+    Attributes:
+        search: the optimiser's state.
+        shared: true when all outputs were measured in the same rows and share one noise variance.
+    """
+
+    search: LBFGSState
+    shared: bool = eqx.field(static=True)
+
+
+ExactInfo = LBFGSInfo
+
+
+class Exact(AbstractInference):
+    """Exact inference with hyperparameters of highest marginal likelihood.
+
+    Attributes:
+        restarts: random starts besides the recipe's own; the best end wins.
+        spread: half-width of the restarts' shift, in log units for positive parameters.
+        tolerance: a start ends when a step gains less than this share of the objective.
+    """
+
+    restarts: int = eqx.field(static=True, default=2)
+    spread: float = eqx.field(static=True, default=2.0)
+    tolerance: float = eqx.field(static=True, default=1e-7)
+
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> ExactState:
+        """The recipe's parameters."""
+        check_one_gaussian_layer(model, "exact")
+        if data.num_data > _MAX_ROWS:
+            raise SettingError(
+                f"method='exact' keeps N x N matrices, and {data.num_data} rows are more than {_MAX_ROWS}: use method='sgpr'."
+            )
+        observed = data.everything().observed
+        shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
+        return ExactState(lbfgs_init(model), shared)
+
+    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
+        """One phase a start, each with at most ``max_iter`` steps (200 by default)."""
+        return (Phase("optimise", 200 if max_iter is None else max_iter),) * (1 + self.restarts)
+
+    def enter(self, phase: Phase, state: ExactState, data: AbstractSource, *, key: PRNGKeyArray) -> ExactState:
+        """Begin the next start."""
+        start = lbfgs_shuffle(state.search, spread=self.spread, key=key)
+        return ExactState(lbfgs_begin(state.search, start), state.shared)
+
+    def step(self, phase: Phase, state: ExactState, batch: Batch, *, key: PRNGKeyArray) -> tuple[ExactState, ExactInfo]:
+        """One L-BFGS step on minus the log marginal likelihood a datum."""
+
+        def objective(model: DeepGP) -> Float[Array, ""]:
+            return -log_evidence(model, batch, shared=state.shared) / batch.num_data
+
+        search, info = lbfgs_step(objective, state.search, tolerance=self.tolerance)
+        return ExactState(search, state.shared), info
+
+    def back_off(self, state: ExactState) -> ExactState:
+        """The line search already shortens its steps."""
+        return state
+
+    def posterior(self, state: ExactState, data: AbstractSource | None) -> "ExactPosterior":
+        """Condition the best model on the data."""
+        if data is None:
+            raise SettingError("The exact posterior needs the training data: pass the source that was fitted.")
+        return condition(best_model(state.search), data.everything(), shared=state.shared)
+
+
+class ExactPosterior(AbstractPosterior):
+    """A Gaussian process conditioned on data.
+
+        mean(x) = k(x, X) K^-1 (Y - m(X)) + m(x),    cov(x, x') = k(x, x') - k(x, X) K^-1 k(X, x')
+
+    Attributes:
+        model: the fitted model.
+        x: the training inputs.
+        alpha: K^-1 (Y - m(X)).
+        inverse_factor: L^-1 with L L^T = K; one a output where outputs are missing, else one for all.
+    """
+
+    model: DeepGP
+    x: Float[Array, "N D"]
+    alpha: Float[Array, "N P"]
+    inverse_factor: Float[Array, "F N N"]
+
+    def predict_f(self, x: Float[Array, "n D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
+        """One Gaussian; ``key`` is not used."""
+        layer = self.model.layers[0]
+        cross = layer.kernel(self.x, x)
+        mean = cross.T @ self.alpha + layer.mean(x)
+        explained = self.inverse_factor @ cross
+        log_weights = jnp.zeros(1, x.dtype)
+        if full_cov:
+            covariance = layer.kernel(x)[None] - jnp.swapaxes(explained, 1, 2) @ explained
+            covariance = jnp.broadcast_to(jnp.moveaxis(covariance, 0, -1), (len(x), len(x), layer.width))
+            variance = clamp_variance(jnp.diagonal(covariance).T)
+            return Mixture(log_weights, mean[None], variance[None], covariance[None])
+        variance = clamp_variance(layer.kernel.diagonal(x)[None] - jnp.sum(explained**2, axis=1))
+        return Mixture(log_weights, mean[None], jnp.broadcast_to(variance.T, mean.shape)[None], None)
+
+    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+        """Draws from the joint posterior of the rows of each call."""
+
+        def draw(x: Float[Array, "N D"]) -> Float[Array, "n N Q"]:
+            return sample_joint(self.predict_f(x, key=key, full_cov=True), key=key, n=n)
+
+        return draw
+
+    def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
+        """One joint draw of the only layer."""
+        return [self.sample_functions(key, 1)(x)]
+
+
+def log_evidence(model: DeepGP, batch: Batch, *, shared: bool = False) -> Float[Array, ""]:
+    """``log p(Y | X)``: summed over outputs; rows of weight 0 and missing outputs do not count.
+
+    ``shared`` promises that all outputs were measured in the same rows, so that one factorisation serves them.
+    """
+    covariances, residuals, observed = _problems(model, batch, shared)
+    if shared:  # not under vmap, where the search for a jitter would cost even when none is needed
+        values, factor = gaussian_log_marginal(covariances[0], residuals[0])
+    else:
+        values, factor = jax.vmap(gaussian_log_marginal)(covariances, residuals)
+    # A masked row is an independent unit Gaussian at 0: take its log density out again.
+    masked = residuals.shape[2] * jnp.sum(jnp.where(observed, 0.0, 0.5 * jnp.log(2 * jnp.pi)))
+    return jnp.where(jnp.all(factor.ok), jnp.sum(values) + masked, jnp.nan)
+
+
+def condition(model: DeepGP, batch: Batch, *, shared: bool = False) -> ExactPosterior:
+    """The posterior of the latent functions given the data, hyperparameters fixed."""
+    covariances, residuals, observed = _problems(model, batch, shared)
+    factor = safe_cholesky(covariances)
+    check_factor(factor, "The covariance of the training data")
+    inverse_factor = jnp.where(observed[:, None, :], inverse_lower(factor.lower), 0.0)
+    alpha = jnp.swapaxes(inverse_factor, 1, 2) @ (inverse_factor @ residuals)
+    return ExactPosterior(model, batch.x, jnp.concatenate(list(alpha), axis=1), inverse_factor)
+
+
+def sample_joint(mixture: Mixture, *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
+    """Draws of all rows together from a mixture with full covariances."""
+    component_key, noise_key = jax.random.split(key)
+    which = jax.random.categorical(component_key, mixture.log_weights, shape=(n,))
+    assert mixture.covariances is not None
+    lower = safe_cholesky(jnp.moveaxis(mixture.covariances, -1, 1)).lower
+    noise = jax.random.normal(noise_key, (n, *mixture.means.shape[1:]), mixture.means.dtype)
+    return mixture.means[which] + jnp.einsum("sqij,sjq->siq", lower[which], noise)
+
+
+def check_one_gaussian_layer(model: DeepGP, method: str) -> None:
+    """Refuse models that a collapsed objective cannot treat."""
+    if model.depth != 1:
+        raise SettingError(
+            f"method={method!r} fits one layer, but depth is {model.depth}: use depth=1, or a deep method such as 'dsvi'."
+        )
+    if not isinstance(model.likelihood, Gaussian):
+        name = type(model.likelihood).__name__
+        raise SettingError(f"method={method!r} needs Gaussian noise, but the likelihood is {name}: use method='dsvi'.")
+
+
+def _problems(
+    model: DeepGP, batch: Batch, shared: bool
+) -> tuple[Float[Array, "F N N"], Float[Array, "F N R"], Bool[Array, "F N"]]:
+    """The F Gaussian problems that the outputs pose: covariance, residuals and measured rows of each.
+
+    One problem with all outputs as its columns when ``shared``, else one an output.
+    """
+    layer = model.layers[0]
+    residuals = jnp.where(batch.observed, batch.y - layer.mean(batch.x), 0.0)
+    noise = gaussian_noise(model, batch.y.shape[1])
+    covariance = layer.kernel(batch.x)
+    if shared:
+        observed = batch.observed[:, 0]
+        return _masked_covariance(covariance, observed, noise[0])[None], residuals[None], observed[None]
+    covariances = jax.vmap(_masked_covariance, in_axes=(None, 1, 0))(covariance, batch.observed, noise)
+    return covariances, residuals.T[:, :, None], batch.observed.T
+
+
+def _masked_covariance(
+    covariance: Float[Array, "N N"], observed: Bool[Array, " N"], noise: Float[Array, ""]
+) -> Float[Array, "N N"]:
+    """K + s2 I on observed rows, the identity on the others."""
+    both = observed[:, None] & observed[None, :]
+    return jnp.where(both, covariance, 0.0) + jnp.diag(jnp.where(observed, noise, 1.0))
+
+
+def gaussian_noise(model: DeepGP, num_outputs: int) -> Float[Array, " P"]:
+    """The noise variance of every output."""
+    assert isinstance(model.likelihood, Gaussian)
+    return jnp.broadcast_to(model.likelihood.variance.value, (num_outputs,))
+
+
+def noise_is_shared(model: DeepGP) -> bool:
+    """Whether one noise variance serves all outputs."""
+    assert isinstance(model.likelihood, Gaussian)
+    return model.likelihood.variance.raw.size == 1

@@ -1,0 +1,254 @@
+"""Sparse Gaussian process regression: the collapsed bound of Titsias (2009).
+
+M inducing inputs Z summarise N data in O(N M^2). With V = Lz^-1 k(Z, X), B = I + V V^T / s2 and c = V y / s2, the bound on
+the log marginal likelihood, one term an output, is
+
+    F = -N/2 log(2 pi s2) - 1/2 log|B| - 1/(2 s2) y^T y + 1/2 c^T B^-1 c - 1/(2 s2) (tr k(X, X) - tr V V^T),
+
+reached at q(v) = N(B^-1 c, B^-1). Hyperparameters maximise it by L-BFGS. Z moves along with them by gradient, or is chosen
+among the data greedily: one birth after the other, each the candidate that raises F most.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fathomgp.data import AbstractSource, Batch
+from fathomgp.errors import SettingError
+from fathomgp.inference._base import AbstractInference, Phase
+from fathomgp.inference._layered import LayeredPosterior
+from fathomgp.inference._lbfgs import LBFGSInfo, LBFGSState, best_model, lbfgs_begin, lbfgs_init, lbfgs_step
+from fathomgp.inference.exact import check_one_gaussian_layer, gaussian_noise, noise_is_shared
+from fathomgp.kernels import AbstractKernel
+from fathomgp.linalg import birth_scores, check_factor, inverse_lower, logdet_lower, safe_cholesky, sparse_bound
+from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare, project
+from fathomgp.parameters import real
+
+#: Rows that pass through the bound at a time: memory is this many times M.
+_BLOCK = 4096
+#: Candidates and rows that greedy selection looks at, at the most.
+_MAX_CANDIDATES = 2000
+_MAX_SELECTION_ROWS = 10_000
+
+
+class SGPRState(eqx.Module):
+    """The search for hyperparameters (and Z), and whether one factorisation serves all outputs.
+
+    Attributes:
+        search: the optimiser's state.
+        shared: true when all outputs were measured in the same rows and share one noise variance.
+    """
+
+    search: LBFGSState
+    shared: bool = eqx.field(static=True)
+
+
+SGPRInfo = LBFGSInfo
+
+
+class SGPR(AbstractInference):
+    """The collapsed sparse bound.
+
+    Attributes:
+        inducing: ``"gradient"`` moves Z with the hyperparameters; ``"greedy"`` chooses Z among the data, fits the
+            hyperparameters, and chooses again; ``"fixed"`` leaves Z where the recipe put it.
+        rounds: how often greedy selection alternates with the hyperparameters.
+        tolerance: a phase ends when a step gains less than this share of the bound.
+    """
+
+    inducing: str = eqx.field(static=True, default="gradient")
+    rounds: int = eqx.field(static=True, default=3)
+    tolerance: float = eqx.field(static=True, default=1e-7)
+
+    def __check_init__(self):
+        if self.inducing not in ("gradient", "greedy", "fixed"):
+            raise SettingError(f"inducing must be 'gradient', 'greedy' or 'fixed', but it is {self.inducing!r}.")
+        if self.rounds < 1:
+            raise SettingError(f"rounds must be at least 1, but it is {self.rounds}.")
+
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> SGPRState:
+        """The recipe's parameters; Z is a constant unless it moves by gradient."""
+        check_one_gaussian_layer(model, "sgpr")
+        observed = data.everything().observed
+        shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
+        z = model.layers[0].z
+        if z is None:
+            raise SettingError("method='sgpr' needs inducing inputs: set num_inducing.")
+        return SGPRState(lbfgs_init(_with_inducing(model, z.value, trainable=self.inducing == "gradient")), shared)
+
+    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
+        """One phase, or one a round of greedy selection; each with at most ``max_iter`` steps (500 by default)."""
+        rounds = self.rounds if self.inducing == "greedy" else 1
+        return (Phase("optimise", 500 if max_iter is None else max_iter),) * rounds
+
+    def enter(self, phase: Phase, state: SGPRState, data: AbstractSource, *, key: PRNGKeyArray) -> SGPRState:
+        """Choose Z anew, if it is chosen greedily."""
+        model = best_model(state.search)
+        if self.inducing == "greedy":
+            z = greedy_inducing(model, data, model.layers[0].num_inducing, key=key)
+            model = _with_inducing(model, z, trainable=False)
+        return SGPRState(lbfgs_begin(state.search, model), state.shared)
+
+    def step(self, phase: Phase, state: SGPRState, batch: Batch, *, key: PRNGKeyArray) -> tuple[SGPRState, SGPRInfo]:
+        """One L-BFGS step on minus the bound a datum."""
+
+        def objective(model: DeepGP) -> Float[Array, ""]:
+            return -collapsed_elbo(model, batch, shared=state.shared) / batch.num_data
+
+        search, info = lbfgs_step(objective, state.search, tolerance=self.tolerance)
+        return SGPRState(search, state.shared), info
+
+    def back_off(self, state: SGPRState) -> SGPRState:
+        """The line search already shortens its steps."""
+        return state
+
+    def posterior(self, state: SGPRState, data: AbstractSource | None) -> LayeredPosterior:
+        """The optimal q(v) of the best model."""
+        if data is None:
+            raise SettingError("The sparse posterior needs the training data: pass the source that was fitted.")
+        return optimal_posterior(best_model(state.search), data.everything(), shared=state.shared)
+
+
+def collapsed_elbo(model: DeepGP, batch: Batch, *, shared: bool = False) -> Float[Array, ""]:
+    """The bound F on ``log p(Y | X)``, summed over outputs; NaN where a matrix cannot be factorised.
+
+    ``shared`` promises that all outputs were measured in the same rows, so that one factorisation serves them.
+    """
+    layer = model.layers[0]
+    whitener = prepare(layer)
+    sums = summarise(layer, whitener, batch, shared=shared)
+    noise = gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)]
+    factor, inverse, c = _optimal_q(sums, noise)
+    outputs = sums.cross.shape[2]
+    fit = jnp.sum((inverse @ c) ** 2, axis=(1, 2)) - sums.square / noise
+    slack = outputs * (logdet_lower(factor.lower) + sums.unexplained / noise)
+    constant = outputs * sums.count * jnp.log(2 * jnp.pi * noise)
+    ok = whitener.ok & jnp.all(factor.ok)
+    return jnp.where(ok, 0.5 * jnp.sum(fit - slack - constant), jnp.nan)
+
+
+def optimal_posterior(model: DeepGP, batch: Batch, *, shared: bool = False) -> LayeredPosterior:
+    """The posterior at q(v) = N(B^-1 c, B^-1), which makes the bound tight in q."""
+    layer = model.layers[0]
+    whitener = prepare(layer)
+    sums = summarise(layer, whitener, batch, shared=shared)
+    factor, inverse, c = _optimal_q(sums, gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)])
+    check_factor(factor, "The covariance of the inducing values")
+    root = jnp.swapaxes(inverse, 1, 2)
+    mean = root @ (inverse @ c)
+    return LayeredPosterior(model, (whitener,), (Whitened(jnp.concatenate(list(mean), axis=1), root),), num_samples=1)
+
+
+class Summary(eqx.Module):
+    """What the bound needs to know of the data: sums over rows, one entry a group of outputs.
+
+    Attributes:
+        gram: V V^T over the group's rows.
+        cross: V y.
+        square: y^T y, summed over the group's outputs.
+        unexplained: tr k(X, X) - tr V V^T.
+        count: the number of measured rows.
+    """
+
+    gram: Float[Array, "F M M"]
+    cross: Float[Array, "F M R"]
+    square: Float[Array, " F"]
+    unexplained: Float[Array, " F"]
+    count: Float[Array, " F"]
+
+
+def summarise(layer: Layer, whitener: Whitener, batch: Batch, *, shared: bool) -> Summary:
+    """Sum over the data, block by block, so that memory does not grow with N; blocks are recomputed for gradients."""
+    rows = len(batch.x)
+    if rows <= _BLOCK:
+        return _summarise_block(layer, whitener, batch.x, batch.y, batch.observed, shared)
+    blocks = -(-rows // _BLOCK)
+
+    def split(array: Array) -> Array:
+        padding = ((0, blocks * _BLOCK - rows), (0, 0))
+        return jnp.pad(array, padding).reshape(blocks, _BLOCK, array.shape[1])
+
+    @jax.checkpoint
+    def add(total: Summary, block: tuple[Array, Array, Array]) -> tuple[Summary, None]:
+        return jax.tree.map(jnp.add, total, _summarise_block(layer, whitener, *block, shared)), None
+
+    data = (split(batch.x), split(batch.y), split(batch.observed))
+    shapes = jax.eval_shape(lambda: _summarise_block(layer, whitener, data[0][0], data[1][0], data[2][0], shared))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(add, zero, data)[0]
+
+
+def greedy_inducing(
+    model: DeepGP, data: AbstractSource, num_inducing: int, *, key: PRNGKeyArray
+) -> Float[Array, "M D"]:
+    """Inducing inputs chosen among the data, one birth after the other, hyperparameters fixed.
+
+    Scores use at most 10,000 random rows and 2,000 of them as candidates; a missing output counts as its mean.
+    """
+    rows_key, candidates_key = jax.random.split(key)
+    x, y, observed = data.subset(_MAX_SELECTION_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
+    candidates = jax.random.permutation(candidates_key, len(x))[:_MAX_CANDIDATES]
+    x, y, observed = jnp.asarray(x), jnp.asarray(y), jnp.asarray(observed)
+    residual = jnp.where(observed, y - model.layers[0].mean(x), 0.0)
+    noise = jnp.mean(gaussian_noise(model, y.shape[1]))
+    chosen = _greedy_births(model.layers[0].kernel, x, residual, noise, candidates, min(num_inducing, len(x)))
+    return x[chosen]
+
+
+@eqx.filter_jit
+def _greedy_births(
+    kernel: AbstractKernel,
+    x: Float[Array, "N D"],
+    residual: Float[Array, "N P"],
+    noise: Float[Array, ""],
+    candidates: Int[Array, " J"],
+    num_inducing: int,
+) -> Int[Array, " M"]:
+    """Row numbers of the inducing points; slots fill one by one, so one program serves every step."""
+    variances = kernel.diagonal(x)
+    slots = jnp.arange(num_inducing)
+
+    def birth(i: Int[Array, ""], chosen: Int[Array, " M"]) -> Int[Array, " M"]:
+        z = x[chosen]
+        bound = sparse_bound(kernel(z), kernel(z, x), variances, residual, noise, active=slots < i)
+        gains = birth_scores(bound, candidates, lambda rows: kernel(x[rows], x))
+        return chosen.at[i].set(candidates[jnp.argmax(gains)])
+
+    return jax.lax.fori_loop(0, num_inducing, birth, jnp.zeros(num_inducing, candidates.dtype))
+
+
+def _summarise_block(
+    layer: Layer,
+    whitener: Whitener,
+    x: Float[Array, "B D"],
+    y: Float[Array, "B P"],
+    observed: Bool[Array, "B P"],
+    shared: bool,
+) -> Summary:
+    v = project(layer, whitener, x)
+    residual = jnp.where(observed, y - layer.mean(x), 0.0)
+    groups = (observed[:, :1] if shared else observed).T
+    members = jnp.where(groups, jnp.ones((), x.dtype), 0.0)
+    columns = residual[None] if shared else residual.T[:, :, None]
+    masked = v[None] * members[:, None, :]
+    gram = masked @ v.T
+    prior = members @ layer.kernel.diagonal(x)
+    return Summary(
+        gram=gram,
+        cross=v[None] @ columns if shared else masked @ columns,
+        square=jnp.sum(columns**2, axis=(1, 2)),
+        unexplained=prior - jnp.trace(gram, axis1=1, axis2=2),
+        count=jnp.sum(members, axis=1),
+    )
+
+
+def _optimal_q(sums: Summary, noise: Float[Array, " F"]):
+    """The factor of B, its inverse, and c."""
+    scale = noise[:, None, None]
+    factor = safe_cholesky(jnp.eye(sums.gram.shape[1], dtype=noise.dtype)[None] + sums.gram / scale, jitter=0.0)
+    return factor, inverse_lower(factor.lower), sums.cross / scale
+
+
+def _with_inducing(model: DeepGP, z: Float[Array, "M D"], *, trainable: bool) -> DeepGP:
+    return eqx.tree_at(lambda m: m.layers[0].z, model, real(z, trainable=trainable))

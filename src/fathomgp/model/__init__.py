@@ -1,0 +1,13 @@
+"""What is believed: layers of Gaussian processes, a likelihood, and recipes that build a good start from data."""
+
+from fathomgp.model._conditional import Whitened as Whitened
+from fathomgp.model._conditional import Whitener as Whitener
+from fathomgp.model._conditional import joint_moments as joint_moments
+from fathomgp.model._conditional import moments as moments
+from fathomgp.model._conditional import prepare as prepare
+from fathomgp.model._conditional import project as project
+from fathomgp.model._deep import DeepGP as DeepGP
+from fathomgp.model._deep import Layer as Layer
+from fathomgp.model._recipes import RECIPES as RECIPES
+from fathomgp.model._recipes import Recipe as Recipe
+from fathomgp.model._recipes import build_model as build_model

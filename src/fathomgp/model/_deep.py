@@ -1,0 +1,99 @@
+"""The model: layers of Gaussian processes and a likelihood. It holds no data."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from fathomgp.errors import SettingError
+from fathomgp.kernels import AbstractKernel
+from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.linalg import safe_cholesky
+from fathomgp.means import AbstractMean
+from fathomgp.parameters import Parameter
+
+
+class Layer(eqx.Module):
+    """One vector-valued Gaussian process: ``width`` independent outputs that share kernel and inducing inputs.
+
+        f_p ~ GP(m_p, k),   p = 1, ..., width
+
+    Attributes:
+        kernel: the covariance k.
+        mean: the mean m, from the layer's inputs to its ``width`` outputs.
+        z: the inducing inputs (M, D), or ``None`` for algorithms without any.
+        width: the number of outputs.
+        noise: variance of white noise added to the outputs before the next layer sees them, or ``None``.
+    """
+
+    kernel: AbstractKernel
+    mean: AbstractMean
+    z: Parameter | None
+    width: int = eqx.field(static=True)
+    noise: Parameter | None = None
+
+    def __check_init__(self):
+        if self.width < 1:
+            raise SettingError(f"A layer needs at least one output, but its width is {self.width}.")
+        if self.mean.output_dim != self.width:
+            raise SettingError(
+                f"The mean function has {self.mean.output_dim} outputs but the layer's width is {self.width}: "
+                "build the mean for that width."
+            )
+        if self.z is not None and len(self.z.shape) != 2:
+            raise SettingError(f"Inducing inputs must be (M, D), but their shape is {self.z.shape}.")
+
+    @property
+    def num_inducing(self) -> int:
+        """M, or 0 without inducing inputs."""
+        return 0 if self.z is None else self.z.shape[0]
+
+
+class DeepGP(eqx.Module):
+    """Layers composed from the inputs to the latent functions of a likelihood.
+
+        h_0 = x,   h_l = f_l(h_{l-1}) + noise,   y ~ p(y | h_L)
+
+    Depth 1 is the ordinary Gaussian process.
+
+    Attributes:
+        layers: from the inputs to the outputs.
+        likelihood: p(y | f) of the last layer's values f.
+        skip_inputs: whether every layer after the first also sees the inputs x (Duvenaud et al. 2014), appended to h.
+    """
+
+    layers: tuple[Layer, ...]
+    likelihood: AbstractLikelihood
+    skip_inputs: bool = eqx.field(static=True, default=False)
+
+    def __check_init__(self):
+        if not self.layers:
+            raise SettingError("A deep GP needs at least one layer.")
+
+    @property
+    def depth(self) -> int:
+        """The number of layers, L."""
+        return len(self.layers)
+
+    def layer_input(self, level: int, x: Float[Array, "N D"], h: Float[Array, "N E"]) -> Float[Array, "N F"]:
+        """What layer ``level`` sees: h, with the inputs appended when ``skip_inputs``."""
+        return jnp.concatenate([h, x], axis=1) if self.skip_inputs and level > 0 else h
+
+    def sample_prior(
+        self, x: Float[Array, "N D"], *, key: PRNGKeyArray, num_samples: int = 1
+    ) -> list[Float[Array, "S N _"]]:
+        """Draws of every layer at ``x`` before any data are seen, jointly over the rows."""
+        draw = jax.vmap(lambda one: self._sample_layers(x, one))
+        return draw(jax.random.split(key, num_samples))
+
+    def _sample_layers(self, x: Float[Array, "N D"], key: PRNGKeyArray) -> list[Float[Array, "N _"]]:
+        h, draws = x, []
+        for level, layer in enumerate(self.layers):
+            key, function_key, noise_key = jax.random.split(key, 3)
+            inputs = self.layer_input(level, x, h)
+            lower = safe_cholesky(layer.kernel(inputs)).lower
+            h = layer.mean(inputs) + lower @ jax.random.normal(function_key, (len(x), layer.width), x.dtype)
+            draws.append(h)
+            if layer.noise is not None:
+                h = h + jnp.sqrt(layer.noise.value) * jax.random.normal(noise_key, h.shape, h.dtype)
+        return draws

@@ -1,0 +1,154 @@
+"""Recipes: well-started models, built from data and named after the papers whose initial values they take."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from fathomgp.errors import SettingError
+from fathomgp.kernels import AbstractKernel, kernel_from_name
+from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.means import AbstractMean, Zero, linear_map
+from fathomgp.model._deep import DeepGP, Layer
+from fathomgp.parameters import positive, real
+
+#: k-means on more rows than this would cost more than it helps.
+_KMEANS_ROWS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Initial values, for standardised inputs and outputs.
+
+    Attributes:
+        lengthscale: of every kernel; ``None`` means sqrt(D), at which k(x, x') of two random rows is far from 0 and 1.
+        variance: of every kernel.
+        layer_noise: variance of the white noise between layers; ``None`` for none.
+        max_width: inner layers are as wide as the inputs, up to this.
+        reference: where the values come from.
+    """
+
+    lengthscale: float | None = None
+    variance: float = 1.0
+    layer_noise: float | None = None
+    max_width: int = 30
+    reference: str = ""
+
+
+RECIPES: dict[str, Recipe] = {
+    "default": Recipe(reference="unit variance, lengthscale sqrt(D): safe in any number of inputs"),
+    "salimbeni2017": Recipe(2.0, 2.0, 1e-5, 30, "Salimbeni and Deisenroth (2017), supplement"),
+    "havasi2018": Recipe(None, 0.01, None, 10, "Havasi et al. (2018) and the authors' code"),
+}
+
+
+def build_model(
+    x: np.ndarray,
+    likelihood: AbstractLikelihood,
+    num_outputs: int,
+    *,
+    recipe: str | Recipe = "default",
+    depth: int = 1,
+    num_inducing: int | None = None,
+    hidden_dim: int | Sequence[int] | None = None,
+    kernel: str | AbstractKernel | Sequence[str | AbstractKernel] = "rbf",
+    skip_inputs: bool = False,
+    seed: int = 0,
+) -> DeepGP:
+    """A deep GP that starts well on the standardised inputs ``x``.
+
+    Inner layers have a fixed linear mean (the identity, a PCA map or a padding with zeros, as widths ask), so that the
+    untrained model already passes the inputs through; the last layer's mean is zero. Inducing inputs are k-means
+    centres of ``x``, mapped through the same means.
+
+    Args:
+        x: standardised inputs, or a random subset of them.
+        likelihood: gives the number of latent functions of the last layer.
+        num_outputs: P.
+        recipe: the name of a set of initial values, or one of your own.
+        depth: the number of layers.
+        num_inducing: M in every layer; ``None`` builds layers without inducing inputs.
+        hidden_dim: width of the inner layers, one number or one a layer; as wide as the inputs by default.
+        kernel: a name or a kernel, one for all layers or one a layer.
+        skip_inputs: whether later layers also see ``x``.
+        seed: of k-means.
+    """
+    chosen = _find_recipe(recipe)
+    if depth < 1:
+        raise SettingError(f"depth counts GP layers and must be at least 1, but it is {depth}.")
+    input_dim = x.shape[1]
+    widths = _widths(hidden_dim, depth, min(input_dim, chosen.max_width))
+    kernels = _per_layer(kernel, depth, "kernel")
+    centres = None if num_inducing is None else kmeans_centres(x, num_inducing, seed=seed)
+    layers, h, z = [], x, centres
+    for level in range(depth):
+        if skip_inputs and level > 0:
+            h = np.concatenate([h, x], axis=1)
+            z = None if z is None or centres is None else np.concatenate([z, centres], axis=1)
+        last = level == depth - 1
+        width = likelihood.num_latents(num_outputs) if last else widths[level]
+        mean: AbstractMean = Zero(width) if last else linear_map(h, width)
+        noisy = chosen.layer_noise is not None and not last
+        layers.append(
+            Layer(
+                kernel=_layer_kernel(kernels[level], h.shape[1], chosen),
+                mean=mean,
+                z=None if z is None else real(z),
+                width=width,
+                noise=positive(chosen.layer_noise, name="layer noise") if noisy else None,
+            )
+        )
+        h, z = _push(mean, h), None if z is None else _push(mean, z)
+    return DeepGP(tuple(layers), likelihood, skip_inputs)
+
+
+def _push(mean: AbstractMean, rows: np.ndarray) -> np.ndarray:
+    return np.asarray(mean(jnp.asarray(rows)))
+
+
+def kmeans_centres(x: np.ndarray, num_centres: int, *, seed: int = 0) -> np.ndarray:
+    """k-means centres of the rows of ``x``; the distinct rows themselves when there are no more than ``num_centres``."""
+    if num_centres < 1:
+        raise SettingError(f"num_inducing must be at least 1, but it is {num_centres}.")
+    distinct = np.unique(x, axis=0)
+    if len(distinct) <= num_centres:
+        return distinct
+    from sklearn.cluster import KMeans
+
+    if len(distinct) > _KMEANS_ROWS:
+        distinct = np.random.default_rng(seed).choice(distinct, _KMEANS_ROWS, replace=False)
+    return KMeans(num_centres, n_init=1, max_iter=30, random_state=seed % 2**32).fit(distinct).cluster_centers_
+
+
+def _find_recipe(recipe: str | Recipe) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe not in RECIPES:
+        raise SettingError(f"There is no recipe {recipe!r}; choose one of {', '.join(sorted(RECIPES))}.")
+    return RECIPES[recipe]
+
+
+def _widths(hidden_dim: int | Sequence[int] | None, depth: int, default: int) -> list[int]:
+    widths = _per_layer(default if hidden_dim is None else hidden_dim, depth - 1, "hidden_dim")
+    for width in widths:
+        if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
+            raise SettingError(f"hidden_dim must be a whole number of at least 1, but it is {width!r}.")
+    return [int(width) for width in widths]
+
+
+def _per_layer(value, count: int, name: str) -> list:
+    if isinstance(value, (list, tuple)):
+        if len(value) != count:
+            raise SettingError(
+                f"{name} has {len(value)} entries, but {count} layers need one each: give {count}, or one."
+            )
+        return list(value)
+    return [value] * count
+
+
+def _layer_kernel(kernel: str | AbstractKernel, input_dim: int, recipe: Recipe) -> AbstractKernel:
+    if isinstance(kernel, AbstractKernel):
+        return kernel
+    lengthscale = float(np.sqrt(input_dim)) if recipe.lengthscale is None else recipe.lengthscale
+    return kernel_from_name(kernel, input_dim, lengthscale=lengthscale, variance=recipe.variance)

@@ -1,0 +1,174 @@
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+import toy
+from fathomgp.errors import FitWarning, ModelFileError, NonFiniteError
+from fathomgp.fitting import Checkpointing, EarlyStopping, _loop, fit_model
+
+
+def run(key, inference=None, **settings):
+    inference = toy.Walk() if inference is None else inference
+    return fit_model(inference, toy.tiny_model(), toy.tiny_source(), key=key, verbose=False, **settings)
+
+
+def position(result):
+    return np.asarray(result.posterior.state.position)
+
+
+def test_history_has_an_entry_a_step(key):
+    result = run(key)
+    assert result.history["step"].tolist() == list(range(80))
+    assert result.history["phase"].tolist() == [0] * 40 + [1] * 40
+    assert np.all(result.history["rows"] == 4.0)
+    assert result.messages == ()
+
+
+def test_max_iter_is_the_number_of_steps(key):
+    assert len(run(key, toy.Walk(phases=1), max_iter=7).history["step"]) == 7
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 10.0])
+def test_chunks_change_nothing(key, monkeypatch, seconds):
+    expected = run(key)
+    monkeypatch.setattr(_loop, "_CHUNK_SECONDS", seconds)
+    result = run(key)
+    assert np.array_equal(position(expected), position(result))
+    assert np.array_equal(expected.history["objective"], result.history["objective"])
+
+
+def test_equal_phases_compile_once(key):
+    toy.TRACES.clear()
+    run(key, toy.Walk(done_at=10**5))
+    first = len(toy.TRACES)
+    run(key, toy.Walk(done_at=10**5), max_iter=33)
+    assert first <= 2  # once for the shapes of Info, once for the loop
+    assert len(toy.TRACES) == first
+
+
+def test_batch_as_large_as_the_data_is_all_rows(key):
+    result = run(key, toy.Walk(batch_size=None, phases=1))
+    assert np.all(result.history["rows"] == 10.0)
+
+
+def test_done_ends_the_phase(key):
+    assert len(run(key, toy.Walk(done_at=5, phases=1)).history["step"]) == 5
+
+
+def test_failed_steps_are_undone_counted_and_recovered_from(key):
+    with pytest.warns(FitWarning, match=r"5 of \d+ steps were not finite"):
+        result = run(key, toy.Walk(bad=(10,), phases=1))
+    assert np.all(np.isfinite(position(result)))
+    assert int(result.posterior.state.careful) == 1
+    assert np.sum(~result.history["ok"]) == 5
+
+
+def test_a_run_that_never_works_is_an_error(key):
+    with pytest.raises(NonFiniteError, match=r"None of the first 25 steps"):
+        run(key, toy.Walk(bad=tuple(range(60)), phases=1))
+
+
+def test_a_run_that_stops_working_ends_with_a_sentence(key):
+    with pytest.warns(FitWarning) as caught:
+        result = run(key, toy.Walk(bad=tuple(range(20, 90)), phases=2))
+    assert any("the result is the last good state" in str(w.message) for w in caught)
+    assert len(result.history["step"]) < 80
+
+
+def test_a_callback_cannot_kill_a_run(key):
+    def broken(event):
+        raise RuntimeError("no disk")
+
+    with pytest.warns(FitWarning, match="A callback raised RuntimeError: no disk"):
+        result = run(key, callbacks=[broken])
+    assert len(result.history["step"]) == 80
+
+
+def test_callbacks_see_the_run(key):
+    events = []
+    run(key, callbacks=[events.append])
+    assert events[-1]["phase"] == "walk"
+    assert events[-1]["step"] == events[-1]["steps"] == 40
+    assert events[-1]["seconds"] > 0
+
+
+def test_interrupt_keeps_what_was_learned(key):
+    def interrupt(event):
+        if event["step"] >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.warns(FitWarning, match="Stopped by the user after"):
+        result = run(key, callbacks=[interrupt])
+    assert 3 <= len(result.history["step"]) < 80
+    assert np.all(np.isfinite(position(result)))
+
+
+def test_early_stopping_ends_a_flat_phase(rng):
+    rule = EarlyStopping(window=50, patience=2, tolerance=1e-2)
+    falling = np.linspace(10.0, 0.0, 1000)
+    flat = np.concatenate([falling, 0.01 * rng.normal(size=400)])
+    assert not rule.stops(falling)
+    assert rule.stops(flat)
+
+
+def test_early_stopping_looks_at_fixed_steps(key, monkeypatch):
+    rule = EarlyStopping(window=10, patience=1, tolerance=10.0)
+    lengths = set()
+    for seconds in (1e-9, 10.0):
+        monkeypatch.setattr(_loop, "_CHUNK_SECONDS", seconds)
+        lengths.add(len(run(key, toy.Walk(phases=1), max_iter=200, early_stopping=rule).history["step"]))
+    assert lengths == {30}
+
+
+def test_a_checkpoint_of_another_run_is_refused(key, tmp_path):
+    settings = Checkpointing(tmp_path, every_seconds=None, every_steps=5)
+    run(key, checkpointing=settings)
+    with pytest.raises(ModelFileError, match="belongs to another run: its key is"):
+        run(jax.random.fold_in(key, 1), checkpointing=settings)
+    with pytest.raises(ModelFileError, match="its max_iter is None, here it is 20"):
+        run(key, max_iter=20, checkpointing=settings)
+
+
+CHILD = textwrap.dedent(
+    """
+    import os, signal, sys
+    import jax
+    jax.config.update("jax_enable_x64", True)
+    import numpy as np, toy
+    from fathomgp.fitting import Checkpointing, fit_model
+    directory, kill_at, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    seen = [0]
+    def kill(event):
+        seen[0] += 1
+        if seen[0] == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+    settings = Checkpointing(directory, every_seconds=None, every_steps=3)
+    result = fit_model(toy.Walk(), toy.tiny_model(), toy.tiny_source(), key=jax.random.key(7),
+                       checkpointing=settings, callbacks=[kill], verbose=False)
+    np.savez(out, position=np.asarray(result.posterior.state.position), objective=result.history["objective"])
+    """
+)
+
+
+def child(directory: pathlib.Path, kill_at: int, out: pathlib.Path) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent)}
+    command = [sys.executable, "-c", CHILD, str(directory), str(kill_at), str(out)]
+    return subprocess.run(command, env=environment, check=False, timeout=300).returncode
+
+
+def test_killed_and_resumed_equals_undisturbed_bit_for_bit(tmp_path, rng):
+    assert child(tmp_path / "calm", 0, tmp_path / "calm.npz") == 0
+    for number, kill_at in enumerate(rng.choice(np.arange(1, 27), 5, replace=False)):
+        directory, out = tmp_path / f"killed{number}", tmp_path / f"killed{number}.npz"
+        assert child(directory, int(kill_at), out) == -signal.SIGKILL
+        assert child(directory, 0, out) == 0
+        with np.load(tmp_path / "calm.npz") as calm, np.load(out) as resumed:
+            assert np.array_equal(calm["position"], resumed["position"])
+            assert np.array_equal(calm["objective"], resumed["objective"])

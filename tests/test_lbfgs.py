@@ -1,0 +1,84 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+
+import toy
+from fathomgp.inference._lbfgs import best_model, lbfgs_begin, lbfgs_init, lbfgs_shuffle, lbfgs_step, model_to_point
+from fathomgp.kernels import RBF
+from fathomgp.likelihoods import Gaussian
+from fathomgp.means import Zero
+from fathomgp.model import DeepGP, Layer
+
+
+def model_with(values) -> DeepGP:
+    """A model whose trainable vector is ``values`` (all but the last two entries are log lengthscales)."""
+    values = jnp.asarray(values, float)
+    layer = Layer(RBF(jnp.exp(values[:-2]), jnp.exp(values[-2])), Zero(1), None, 1)
+    return DeepGP((layer,), Gaussian(1e-6 + jnp.exp(values[-1])))
+
+
+def minimise(function, start, max_steps=500, tolerance=1e-10):
+    objective = lambda model: function(model_to_point(model))  # noqa: E731
+    step = jax.jit(lambda state: lbfgs_step(objective, state, tolerance=tolerance))
+    state = lbfgs_begin(lbfgs_init(model_with(start)), model_with(start))
+    for count in range(1, max_steps + 1):
+        state, info = step(state)
+        if bool(info.done):
+            break
+    return state, count
+
+
+def rosenbrock(x):
+    return jnp.sum(100.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2)
+
+
+def test_rosenbrock_as_good_as_scipy(rng):
+    start = rng.uniform(-1.5, 1.5, size=6)
+    state, count = minimise(rosenbrock, start)
+    theirs = scipy.optimize.minimize(
+        lambda x: np.asarray(rosenbrock(jnp.asarray(x))),
+        start,
+        jac=lambda x: np.asarray(jax.grad(rosenbrock)(jnp.asarray(x))),
+        method="L-BFGS-B",
+    )
+    assert float(state.value) < max(1e-8, 10.0 * theirs.fun)
+    assert count < 3 * theirs.nfev + 20
+
+
+def test_quadratic_is_solved_exactly(rng):
+    root = rng.normal(size=(5, 5))
+    matrix = jnp.asarray(root @ root.T + 0.1 * np.eye(5))
+    target = jnp.asarray(rng.normal(size=5))
+    state, _ = minimise(lambda x: 0.5 * (x - target) @ matrix @ (x - target), rng.normal(size=5))
+    assert np.allclose(model_to_point(best_model(state)), target, atol=1e-3)
+
+
+def test_non_finite_regions_are_backed_away_from():
+    barrier = lambda x: jnp.sum(x**2) - jnp.log(jnp.sum(x) + 1.0)  # noqa: E731  NaN where the sum is below -1
+    state, _ = minimise(barrier, [3.0, 3.0, 3.0])
+    x = model_to_point(best_model(state))
+    assert np.all(np.isfinite(x))
+    assert np.allclose(jax.grad(barrier)(x), 0.0, atol=1e-3)
+
+
+def test_the_best_start_is_kept(key):
+    start = model_with([1.0, 1.0, 1.0])
+    bowl = lambda model: jnp.sum(model_to_point(model) ** 2)  # noqa: E731
+    state = lbfgs_begin(lbfgs_init(start), start)
+    for _ in range(30):
+        state, _ = lbfgs_step(bowl, state, tolerance=1e-9)
+    good = float(state.value)
+    state = lbfgs_begin(state, lbfgs_shuffle(state, spread=3.0, key=key))
+    state, _ = lbfgs_step(bowl, state, tolerance=1e-9)
+    assert float(state.value) > good
+    assert float(bowl(best_model(state))) == pytest.approx(good)
+
+
+def test_first_start_is_the_recipes_own_and_later_ones_differ(key):
+    state = lbfgs_init(toy.tiny_model())
+    first = lbfgs_shuffle(state, spread=1.0, key=key)
+    assert np.allclose(model_to_point(first), model_to_point(state.model))
+    state = lbfgs_begin(state, first)
+    assert not np.allclose(model_to_point(lbfgs_shuffle(state, spread=1.0, key=key)), model_to_point(state.model))
