@@ -156,7 +156,7 @@ def test_batched_and_second_derivatives(rng):
     np.testing.assert_allclose(*hessians, rtol=1e-8, atol=1e-9)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.integers(1, 40), st.sampled_from([(), (1,), (2, 3)]), st.integers(0, 10))
 def test_inverse_of_any_shape(size, batch, seed):
     rng = np.random.default_rng(seed)
@@ -165,7 +165,7 @@ def test_inverse_of_any_shape(size, batch, seed):
     np.testing.assert_allclose(inverse, np.linalg.inv(L), rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [33, 129, 300])
+@pytest.mark.parametrize("size", [33, 300])
 def test_inverse_by_blocks(rng, dtype, size):
     L = jnp.linalg.cholesky(spd(rng, size, size, dtype=dtype))
     inverse = jax.jit(inverse_lower)(L)
@@ -190,7 +190,7 @@ def test_derivative_of_the_inverse(rng):
     W, direction = (jnp.asarray(np.tril(rng.normal(size=L.shape))) for _ in range(2))
     f = jax.jit(lambda L: jnp.sum(W * inverse_lower(L)))
     expected = symmetric_difference(f, L, direction)
-    np.testing.assert_allclose(jnp.sum(jax.grad(f)(L) * direction), expected, rtol=1e-6)
+    np.testing.assert_allclose(jnp.sum(jax.jit(jax.grad(f))(L) * direction), expected, rtol=1e-6)
     np.testing.assert_allclose(jax.jvp(f, (L,), (direction,))[1], expected, rtol=1e-6)
 
 
@@ -254,8 +254,7 @@ def test_log_marginal_second_derivatives_and_vmap(rng):
 
 def test_log_marginal_in_single_precision(rng):
     K, Y = spd(rng, 40, 40), jnp.asarray(rng.normal(size=(40, 1)))
-    double = gaussian_log_marginal(K, Y)[0]
-    single = gaussian_log_marginal(K.astype(jnp.float32), Y.astype(jnp.float32))[0]
+    double, single = (gaussian_log_marginal(K.astype(d), Y.astype(d))[0] for d in (jnp.float64, jnp.float32))
     assert single.dtype == jnp.float32
     np.testing.assert_allclose(single, double, rtol=1e-4)
 
