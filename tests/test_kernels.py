@@ -107,7 +107,7 @@ def test_neural_network_is_a_random_hidden_layer(rng):
     assert np.all(np.abs(kernel.gram(x)[0] - 1.4 * mean) <= 5 * 1.4 * error)
 
 
-@pytest.mark.parametrize("width", [1, 3, 4, 30])
+@pytest.mark.parametrize("width", [1, 4, 30])
 @pytest.mark.parametrize("offset", [0.0, 100.0])
 def test_distances_are_accurate_far_from_the_origin(width, offset, dtype, rng):
     x = jnp.asarray(offset + rng.normal(size=(40, width)), dtype)
@@ -174,11 +174,11 @@ def test_parameters_are_kept_as_given():
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("ard", [True, False])
-def test_kernels_by_name(name, ard, rng, dtype):
-    x, x2 = _inputs(rng, 3, dtype)
+def test_kernels_by_name(name, ard):
     kernel = kernel_from_name(name, 3, lengthscale=2.0, variance=3.0, ard=ard)
-    assert kernel.gram(x, x2).shape == (9, 6)
-    assert kernel.gram(x, x2).dtype == dtype
+    for dtype in (jnp.float32, jnp.float64):
+        result = jax.eval_shape(kernel.gram, jnp.ones((9, 3), dtype), jnp.ones((6, 3), dtype))
+        assert (result.shape, result.dtype) == ((9, 6), dtype)
     if hasattr(kernel, "lengthscale"):
         assert kernel.lengthscale.shape == ((3,) if ard else ())
         np.testing.assert_allclose(kernel.lengthscale.value, 2.0, rtol=1e-12)

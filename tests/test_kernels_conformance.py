@@ -29,18 +29,18 @@ KERNELS = {
     "rbf-ard-wide": (RBF(FIVE, 1.7), 5),
     "matern12": (Matern12(TWO, 0.6), 2),
     "matern12-wide": (Matern12(FIVE, 0.6), 5),
-    "matern32": (Matern32(0.9, 1.2), 1),
+    "matern32": (Matern32(0.9, 1.2), 2),
     "matern32-wide": (Matern32(FIVE, 1.2), 5),
     "matern52-active": (Matern52(TWO, 1.2, active_dims=(2, 0)), 3),
     "matern52-wide": (Matern52(FIVE, 1.2), 5),
     "rational-quadratic": (RationalQuadratic(TWO, 1.3, alpha=0.6), 2),
     "periodic": (Periodic(TWO, 1.3, period=1.4), 2),
     "linear": (Linear(TWO), 2),
-    "linear-bias-active": (Linear(TWO, bias_variance=0.3, active_dims=(0, 1)), 3),
+    "linear-bias": (Linear(0.8, bias_variance=0.3), 2),
     "polynomial": (Polynomial(3, TWO, offset=0.5), 2),
     "arccosine0": (ArcCosine(0, TWO, 0.4, 1.3), 2),
     "arccosine1": (ArcCosine(1, TWO, 0.4, 1.3), 2),
-    "arccosine2-active": (ArcCosine(2, TWO, 0.4, 1.3, active_dims=(1, 2)), 3),
+    "arccosine2": (ArcCosine(2, TWO, 0.4, 1.3), 2),
     "neural-network": (NeuralNetwork(TWO, 0.4, 1.3), 2),
     "white": (White(0.3), 2),
     "constant": (Constant(0.3), 2),
@@ -50,11 +50,10 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("check", testing.CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", KERNELS)
-def test_keeps_the_contract(name, check, key):
+def test_keeps_the_contract(name, key):
     kernel, input_dim = KERNELS[name]
-    check(kernel, input_dim, key)
+    testing.check_kernel(kernel, input_dim, key)  # all checks in one test: they share what is compiled
 
 
 class _Broken(AbstractKernel):

@@ -54,7 +54,7 @@ class Constant(AbstractMean):
             raise SettingError(f"value must be a vector, one number an output, but it has shape {self.value.shape}.")
 
     @property
-    def output_dim(self) -> int:
+    def output_dim(self) -> int:  # type: ignore[override]
         """P, the number of outputs."""
         return self.value.shape[0]
 
@@ -90,7 +90,7 @@ class Linear(AbstractMean):
             raise SettingError(f"bias must have {self.output_dim} entries, but it has shape {self.bias.shape}.")
 
     @property
-    def output_dim(self) -> int:
+    def output_dim(self) -> int:  # type: ignore[override]
         """P, the number of outputs."""
         return self.weights.shape[1]
 

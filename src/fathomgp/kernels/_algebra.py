@@ -50,7 +50,7 @@ class Product(AbstractKernel):
         return functools.reduce(operator.mul, [part.diagonal(x) for part in self.parts])
 
 
-def flattened(kind: type, parts: tuple[Any, ...]) -> tuple[AbstractKernel, ...]:
+def flattened(kind: type[Sum] | type[Product], parts: tuple[Any, ...]) -> tuple[AbstractKernel, ...]:
     """``parts`` with the parts of every part of the same ``kind`` in its place."""
     if not parts:
         raise SettingError(f"{kind.__name__} needs at least one kernel.")
