@@ -1,0 +1,128 @@
+"""``fathomgp fit``: from a table to a saved model, a summary and a page to look at."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from fathomgp.cli._console import note, show_pairs
+from fathomgp.cli._parse import one_or_each, words
+from fathomgp.errors import SettingError
+
+#: With fewer rows than this none is held out by default: the fit needs them more.
+_FEW_ROWS = 10
+
+
+def fit(
+    data: Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file of numbers.")],
+    target: Annotated[str, typer.Option(help="The column to predict; several with commas between them.")],
+    out: Annotated[Path, typer.Option(help="The directory for the model and its report.")],
+    method: Annotated[str | None, typer.Option(help="How to fit: exact or sgpr.")] = None,
+    depth: Annotated[int | None, typer.Option(help="The number of GP layers.")] = None,
+    num_inducing: Annotated[int | None, typer.Option(help="Inducing points a layer.")] = None,
+    hidden_dim: Annotated[
+        str | None, typer.Option(help="Width of the inner layers: one, or one a layer (5,3).")
+    ] = None,
+    kernel: Annotated[str | None, typer.Option(help="rbf, matern32, linear, ...: one, or one a layer.")] = None,
+    likelihood: Annotated[str | None, typer.Option(help="The noise: gaussian, student_t, ...")] = None,
+    max_iter: Annotated[int | None, typer.Option(help="At most so many steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows a step, for methods that use batches.")] = None,
+    precision: Annotated[str | None, typer.Option(help="double, ...")] = None,
+    missing: Annotated[
+        str | None, typer.Option(help="What an empty target means: error, or mask (not measured).")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="The name of the initial values.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A directory: save the fit there, and resume from it.")
+    ] = None,
+    random_state: Annotated[int, typer.Option(help="The seed of the split and of the fit.")] = 0,
+    test_fraction: Annotated[
+        float, typer.Option(help="The share of rows held out to score the model. 0 fits to every row, without scores.")
+    ] = 0.1,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")] = False,
+) -> None:
+    """Fit a Gaussian process to a table.
+
+    The directory --out gets the model and report.html. The saved model is the one that was scored: it has not seen the
+    held-out rows. Use --test-fraction 0 to fit to all of them.
+    """
+    from fathomgp.data import read_table
+    from fathomgp.estimators import DeepGPRegressor
+
+    given: dict[str, Any] = {
+        "method": method,
+        "depth": depth,
+        "num_inducing": num_inducing,
+        "hidden_dim": one_or_each(hidden_dim, "--hidden-dim", int),
+        "kernel": one_or_each(kernel, "--kernel", str),
+        "likelihood": likelihood,
+        "max_iter": max_iter,
+        "batch_size": batch_size,
+        "precision": precision,
+        "missing": missing,
+        "recipe": recipe,
+        "checkpoint": checkpoint,
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    _check_directory(out)
+    targets = words(target, "--target")
+    X, y = read_table(data, target=targets[0] if len(targets) == 1 else targets)
+    train, test = _hold_out(len(X), test_fraction, random_state)
+    estimator = DeepGPRegressor(**settings, random_state=random_state, verbose=False if quiet else None)
+    estimator.fit(X.iloc[train], y.iloc[train])
+    estimator.save(out)
+    summary, page = _write_report(estimator, data, out, X.iloc[test], y.iloc[test], rows=len(X))
+    if not quiet:
+        show_pairs(summary, title=f"{data.name}: {', '.join(targets)}")
+        typer.echo(f"Model:  {out}\nReport: {page}")
+
+
+def _check_directory(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise SettingError(f"--out is {out}, which is a file: name a directory.")
+
+
+def _hold_out(rows: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows; the test set is empty when none is asked for or there are too few rows."""
+    from fathomgp.data import random_split
+
+    if not 0.0 <= fraction < 1.0:
+        raise SettingError(f"--test-fraction must be at least 0 and below 1, but it is {fraction:g}.")
+    if fraction > 0.0 and rows < _FEW_ROWS:
+        note(f"{rows} rows are too few to hold some out: the model is fitted to all of them and not scored.")
+        fraction = 0.0
+    if fraction == 0.0:
+        return np.arange(rows), np.arange(0)
+    return random_split(rows, fraction, seed)
+
+
+def _write_report(
+    estimator: Any, data: Path, out: Path, X_test: Any, y_test: Any, *, rows: int
+) -> tuple[dict[str, Any], Path]:
+    """The summary of a fit, and the page that shows it."""
+    from fathomgp.cli._describe import describe_fit, lengthscales
+    from fathomgp.cli._scores import named_scores
+    from fathomgp.report import fit_report
+
+    summary = describe_fit(estimator, rows=rows, held_out=len(X_test))
+    answer = estimator.predict_distribution(X_test) if len(X_test) else None
+    names = estimator.target_names_
+    scores = [] if answer is None else named_scores(answer, y_test)
+    pictures = {"y_test": y_test, "predictive": answer} if answer is not None and len(names) == 1 else {}
+    page = fit_report(
+        title=f"{', '.join(names)} from {data.name}",
+        summary=summary,
+        path=out / "report.html",
+        history=estimator.history_,
+        scores=[{"target": name} | row for name, row in zip(names, scores, strict=False)],
+        feature_names=list(estimator.feature_names_in_),
+        lengthscales=lengthscales(estimator),
+        messages=estimator.messages_,
+        model_path=out,
+        **pictures,
+    )
+    for name, row in zip(names, scores, strict=False):
+        prefix = f"{name}: " if len(names) > 1 else ""
+        summary |= {f"{prefix}{score}": value for score, value in row.items()}
+    return summary, page
