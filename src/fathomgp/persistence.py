@@ -5,8 +5,8 @@ A bundle is a directory with two files::
     <name>.json                    format number, a description of the object, and the digest of both files
     <name>-<digest>.safetensors    every array, bit for bit
 
-The arrays are written first under a name of their own and the JSON file is replaced last, in one atomic step, so a crash
-at any moment leaves the previous bundle or the new one, never half of each. Reading checks the digests before
+The arrays are written first under a name of their own and the JSON file is replaced last, in one atomic step, so a
+crash at any moment leaves the previous bundle or the new one, never half of each. Reading checks the digests before
 anything is built, and builds only classes that are registered here by name.
 """
 
@@ -109,7 +109,8 @@ def _open_seal(path: pathlib.Path) -> dict[str, Any]:
         raise ModelFileError(f"{path} is not a fathomgp file: it lacks the mark {_MAGIC!r}.")
     if not isinstance(body.get("format"), int) or body["format"] > FORMAT:
         raise ModelFileError(
-            f"{path} has format {body.get('format')!r}, but fathomgp {__version__} reads up to {FORMAT}: upgrade fathomgp."
+            f"{path} has format {body.get('format')!r}, but fathomgp {__version__} reads up to {FORMAT}: "
+            "upgrade fathomgp."
         )
     seal = body.pop("seal", None)
     # Comparing bytes, not only the seal: a changed blank or key order is damage too.
@@ -172,12 +173,13 @@ def _describe(value: Any, arrays: dict[str, np.ndarray], path: str) -> Any:
         return {"is": "dict", "items": {key: _describe(item, arrays, f"{path}.{key}") for key, item in value.items()}}
     if isinstance(value, np.dtype):
         return {"is": "dtype", "name": value.name}
-    if _find_class(_class_name(type(value))) is type(value):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    cls: Any = type(value)
+    if _find_class(_class_name(cls)) is cls:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(cls)}
         described = {key: _describe(item, arrays, f"{path}.{key}") for key, item in fields.items()}
         return {"is": "object", "class": _class_name(type(value)), "fields": described}
     raise ModelFileError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved: make it an eqx.Module and "
+        f"{path} is a {_class_name(type(value))}, which cannot be saved: make it an eqx.Module and "
         "register it with fathomgp.persistence.register."
     )
 
@@ -240,15 +242,15 @@ def _rebuild_object(spec: dict[str, Any], arrays: dict[str, np.ndarray], path: s
     cls = _find_class(spec["class"])
     if cls is None:
         raise ModelFileError(
-            f"{path} is a {spec['class']!r}, which is not registered: import the module that defines it and register it with "
-            "fathomgp.persistence.register before loading."
+            f"{path} is a {spec['class']!r}, which is not registered: import the module that defines it and register "
+            "it with fathomgp.persistence.register before loading."
         )
     expected = {field.name for field in dataclasses.fields(cls)}
     if set(spec["fields"]) != expected:
         raise ModelFileError(
             f"{path} has the fields {sorted(spec['fields'])}, but {spec['class']} has {sorted(expected)}."
         )
-    value = object.__new__(cls)
+    value: Any = object.__new__(cls)
     for key, item in spec["fields"].items():
         object.__setattr__(value, key, _rebuild(item, arrays, f"{path}.{key}"))
     return value
@@ -258,7 +260,7 @@ def _class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _find_class(name: str) -> type | None:
+def _find_class(name: str) -> Any:
     """A registered class, or one of fathomgp's own modules and dataclasses that is already imported."""
     if name in _registry:
         return _registry[name]
@@ -270,4 +272,5 @@ def _find_class(name: str) -> type | None:
 
 
 def _all_subclasses(cls: type) -> list[type]:
-    return [found for child in cls.__subclasses__() for found in (child, *_all_subclasses(child))]
+    children: list[type] = cls.__subclasses__()
+    return [found for child in children for found in (child, *_all_subclasses(child))]

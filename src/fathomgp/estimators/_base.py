@@ -62,7 +62,8 @@ class _DeepGPEstimator(BaseEstimator):
         if likelihood.scales_targets:
             self.y_scaler_ = Standardizer.fit(values, observed)
         scaled = np.where(observed, self.y_scaler_.transform(values), 0.0)
-        source = ArraySource(self.x_scaler_.transform(X), scaled, observed, dtype=PRECISIONS[self.precision])
+        inputs = np.asarray(self.x_scaler_.transform(X))
+        source = ArraySource(inputs, scaled, observed, dtype=PRECISIONS[self.precision])
         model = build_model(
             source.subset(_RECIPE_ROWS, seed=self._seed)[0],
             likelihood,
@@ -105,8 +106,9 @@ class _DeepGPEstimator(BaseEstimator):
     def predict_distribution(self, X: Any) -> Predictive:
         """The whole answer: a :class:`~fathomgp.predictive.Predictive` with mean, std, quantiles, log density, ..."""
         blocks = [mixture for _, mixture in self._mixtures(self._read(X))]
-        mixture = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *[_rows(block) for block in blocks])
-        return self._predictive(Mixture(blocks[0].log_weights, *mixture, None))
+        means = np.concatenate([block.means for block in blocks], axis=1)
+        variances = np.concatenate([block.variances for block in blocks], axis=1)
+        return self._predictive(Mixture(blocks[0].log_weights, means, variances, None))
 
     def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray) -> np.ndarray:
         """Quantiles of y: one row of answers a quantile when ``q`` is a list, like ``numpy.quantile``."""
@@ -114,7 +116,7 @@ class _DeepGPEstimator(BaseEstimator):
         return np.concatenate(blocks, axis=0 if np.ndim(q) == 0 else 1)
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
-        """``log p(y | x)`` of every row, jointly over several outputs; NaN entries of a two-dimensional y are left out."""
+        """``log p(y | x)`` of every row, jointly over several outputs; NaN entries of y are left out."""
         inputs = self._read(X)
         targets = self._encode_targets(y, len(inputs))
         return np.concatenate([p.log_density(targets[rows]) for rows, p in self._predictives(inputs)])
@@ -179,11 +181,11 @@ class _DeepGPEstimator(BaseEstimator):
 
     @double_precision
     def _mixture(self, inputs: np.ndarray, block: int) -> Mixture:
-        x = self.x_scaler_.transform(inputs)
+        x = np.asarray(self.x_scaler_.transform(inputs))
         padded = np.concatenate([x, np.repeat(x[-1:], block - len(x), axis=0)])
         mixture = _predict_f(self.posterior_, jnp.asarray(padded), self._prediction_key())
-        parts = [np.asarray(part)[:, : len(x)] for part in (mixture.means, mixture.variances)]
-        return Mixture(np.asarray(mixture.log_weights), *parts, None)
+        means, variances = np.asarray(mixture.means), np.asarray(mixture.variances)
+        return Mixture(np.asarray(mixture.log_weights), means[:, : len(x)], variances[:, : len(x)], None)
 
     def _prediction_key(self) -> jax.Array:
         # The same for every call, so that equal questions get equal answers.
@@ -206,10 +208,6 @@ class _DeepGPEstimator(BaseEstimator):
 @eqx.filter_jit
 def _predict_f(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> Mixture:
     return posterior.predict_f(x, key=key)
-
-
-def _rows(mixture: Mixture) -> tuple[np.ndarray, np.ndarray]:
-    return mixture.means, mixture.variances
 
 
 def _block_rows(rows: int, samples: int) -> int:

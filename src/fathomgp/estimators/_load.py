@@ -15,13 +15,14 @@ _ESTIMATORS = {cls.__name__: cls for cls in (DeepGPRegressor,)}
 def load(path: str | os.PathLike) -> Any:
     """The estimator that :meth:`DeepGPRegressor.save` wrote to the directory ``path``, ready to predict.
 
-    Damaged, truncated, foreign and newer files are refused with a :class:`~fathomgp.errors.ModelFileError`; nothing in a
-    file is executed.
+    Damaged, truncated, foreign and newer files are refused with a :class:`~fathomgp.errors.ModelFileError`; nothing in
+    a file is executed.
     """
     content = load_bundle(path, "model")
     cls = _ESTIMATORS.get(content.get("estimator")) if isinstance(content, dict) else None
     if cls is None:
         raise ModelFileError(f"{path} holds no estimator that this version of fathomgp knows.")
     estimator = cls(**content["params"])
-    vars(estimator).update(content["fitted"])
+    for name, value in content["fitted"].items():
+        setattr(estimator, name, value)
     return estimator

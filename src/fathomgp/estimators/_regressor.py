@@ -1,6 +1,6 @@
 """DeepGPRegressor: deep Gaussian processes for real-valued targets, the scikit-learn way."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
     Inputs and targets are standardised inside; every answer is in the units of ``y``.
 
     Args:
-        method: how to fit: ``"exact"`` (all data, O(N^3)), ``"sgpr"`` (inducing points, O(N M^2)), or an inference object
-            such as ``Exact(restarts=5)``.
+        method: how to fit: ``"exact"`` (all data, O(N^3)), ``"sgpr"`` (inducing points, O(N M^2)), or an inference
+            object such as ``Exact(restarts=5)``.
         depth: the number of GP layers; ``None`` is the method's own (1 for exact and sgpr).
         num_inducing: inducing points a layer, for the methods that use them.
         hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
@@ -62,21 +62,21 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         self,
         method: Any = "exact",
         *,
-        depth: int | None = None,
-        num_inducing: int = 100,
+        depth: Any = None,
+        num_inducing: Any = 100,
         hidden_dim: Any = None,
         kernel: Any = "rbf",
-        architecture: str = "composition",
+        architecture: Any = "composition",
         likelihood: Any = "gaussian",
-        max_iter: int | None = None,
-        batch_size: int | None = None,
-        precision: str = "double",
-        missing: Literal["error", "mask"] = "error",
+        max_iter: Any = None,
+        batch_size: Any = None,
+        precision: Any = "double",
+        missing: Any = "error",
         recipe: Any = "default",
         checkpoint: Any = None,
         callbacks: Any = None,
         random_state: Any = None,
-        verbose: bool | None = None,
+        verbose: Any = None,
     ):
         self.method = method
         self.depth = depth
@@ -126,7 +126,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         keys = jax.random.split(jax.random.fold_in(key, 1), n_samples)
         y = jax.vmap(lambda f, key: self.posterior_.likelihood.sample(f, key=key))(f, keys)
         outputs = y.shape[2]
-        draws = self.y_scaler_.inverse(np.asarray(y).reshape(-1, outputs)).reshape(y.shape)
+        draws = np.asarray(self.y_scaler_.inverse(np.asarray(y).reshape(-1, outputs))).reshape(y.shape)
         draws = np.moveaxis(draws, 0, -1)
         return draws[:, 0] if self._squeeze else draws
 

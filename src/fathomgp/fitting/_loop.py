@@ -70,7 +70,7 @@ def fit_model(
         model: the start, usually from :func:`fathomgp.model.build_model`.
         source: the data.
         key: decides all randomness of the fit.
-        max_iter: exactly that many steps a phase unless the algorithm is done earlier; ``None`` leaves it to the algorithm.
+        max_iter: so many steps a phase unless the algorithm is done earlier; ``None`` leaves it to the algorithm.
         early_stopping: ends a phase whose objective stands still.
         checkpointing: where and how often to save; a checkpoint of the same run found there is resumed.
         callbacks: called after every chunk; one that raises is dropped with a warning.
@@ -145,10 +145,10 @@ class _Run:
             ordered=phase.ordered,
             seed=self.seed + self.position.phase,
         )
-        state, guard, infos, ran, done = run_chunk(
+        state, guard, infos, steps, done = run_chunk(
             self.inference, phase, self.state, self.guard, feed, self.position.total, count, self.step_key, capacity
         )
-        ran = int(ran)
+        ran = int(steps)
         self._record(phase, infos, ran)
         self.state, self.guard = state, guard
         self.position.step += ran
@@ -180,8 +180,8 @@ class _Run:
             return False
         if int(self.guard.total) >= self.position.total:
             raise NonFiniteError(
-                f"None of the first {STOP_AFTER} steps gave finite numbers. Look for extreme values in the data, or try "
-                "precision='double', fewer inducing points, or another kernel."
+                f"None of the first {STOP_AFTER} steps gave finite numbers: look for extreme values in the data, or "
+                "try precision='double', fewer inducing points, or another kernel."
             )
         self._say(
             f"The fit stopped after {self.position.total} steps because the last {STOP_AFTER} gave non-finite numbers; "

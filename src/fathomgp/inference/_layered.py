@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.inference._base import AbstractPosterior
 from fathomgp.linalg import safe_cholesky
-from fathomgp.model import DeepGP, Layer, Whitened, Whitener, joint_moments, moments
+from fathomgp.model import Conditional, DeepGP, Layer, joint_moments, moments
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
 
@@ -22,14 +22,12 @@ class LayeredPosterior(AbstractPosterior):
 
     Attributes:
         model: the fitted model.
-        whiteners: Lz^-1 of every layer.
-        q: q(v) of every layer.
+        conditionals: q(f) of every layer.
         num_samples: S.
     """
 
     model: DeepGP
-    whiteners: tuple[Whitener, ...]
-    q: tuple[Whitened, ...]
+    conditionals: tuple[Conditional, ...]
     num_samples: int = eqx.field(static=True, default=100)
 
     def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
@@ -84,11 +82,11 @@ class LayeredPosterior(AbstractPosterior):
 
     def _moments(self, level: int, x: Array, h: Array) -> tuple[Array, Array]:
         inputs = self.model.layer_input(level, x, h)
-        return moments(self.model.layers[level], self.whiteners[level], self.q[level], inputs)
+        return moments(self.model.layers[level], self.conditionals[level], inputs)
 
     def _joint(self, level: int, x: Array, h: Array) -> tuple[Array, Array]:
         inputs = self.model.layer_input(level, x, h)
-        return joint_moments(self.model.layers[level], self.whiteners[level], self.q[level], inputs)
+        return joint_moments(self.model.layers[level], self.conditionals[level], inputs)
 
 
 def _layer_noise(layer: Layer, x: Array) -> Float[Array, ""]:

@@ -1,9 +1,10 @@
 """L-BFGS on the trainable parameters of a model, one evaluation a step: shared by the collapsed objectives.
 
-Optimisers of this kind usually hide a loop of evaluations in each iteration. Here the line search is part of the state, so
-a step evaluates the objective once: it is compiled once (a library's line search holds four copies of it), a checkpoint may
-fall anywhere, and ``max_iter`` counts what costs time. Directions come from the two-loop recursion (Nocedal 1980), steps from
-the weak Wolfe conditions by bisection (Lewis and Overton 2013), with interpolation where it is safe.
+Optimisers of this kind usually hide a loop of evaluations in each iteration. Here the line search is part of the state,
+so a step evaluates the objective once: it is compiled once (optax's line search holds several copies of it and takes
+four times as long to compile), a checkpoint may fall anywhere, and ``max_iter`` counts what costs time. Directions come
+from the two-loop recursion (Nocedal 1980), steps from the weak Wolfe conditions by bisection (Lewis and Overton 2013),
+with interpolation where it is safe.
 """
 
 from collections.abc import Callable
@@ -92,11 +93,13 @@ def lbfgs_init(model: DeepGP) -> LBFGSState:
     return _begin(model, model, worst, jnp.asarray(0, jnp.int32))
 
 
+@eqx.filter_jit
 def lbfgs_begin(state: LBFGSState, model: DeepGP) -> LBFGSState:
     """Remember the best end so far and begin again at ``model``."""
     return _begin(model, best_model(state), jnp.minimum(state.value, state.best_value), state.starts + 1)
 
 
+@eqx.filter_jit
 def lbfgs_shuffle(state: LBFGSState, *, spread: float, key: PRNGKeyArray) -> DeepGP:
     """The first start itself the first time, a random point around it afterwards."""
     first = model_to_point(state.model)
@@ -122,6 +125,7 @@ def lbfgs_step(objective: Objective, state: LBFGSState, *, tolerance: float) -> 
     return new, LBFGSInfo(new.value, ok, done, jnp.zeros((), value.dtype), slope)
 
 
+@eqx.filter_jit
 def best_model(state: LBFGSState) -> DeepGP:
     """The model at the better of the current point and the best earlier end."""
     better = state.value < state.best_value

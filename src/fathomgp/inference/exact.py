@@ -27,7 +27,7 @@ from fathomgp.inference._lbfgs import (
     lbfgs_step,
 )
 from fathomgp.likelihoods import Gaussian
-from fathomgp.linalg import check_factor, gaussian_log_marginal, inverse_lower, safe_cholesky
+from fathomgp.linalg import JitterReport, check_factor, gaussian_log_marginal, inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
@@ -69,7 +69,8 @@ class Exact(AbstractInference):
         check_one_gaussian_layer(model, "exact")
         if data.num_data > _MAX_ROWS:
             raise SettingError(
-                f"method='exact' keeps N x N matrices, and {data.num_data} rows are more than {_MAX_ROWS}: use method='sgpr'."
+                f"method='exact' keeps N x N matrices, and {data.num_data} rows are more than {_MAX_ROWS}: "
+                "use method='sgpr'."
             )
         observed = data.everything().observed
         shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
@@ -166,12 +167,19 @@ def log_evidence(model: DeepGP, batch: Batch, *, shared: bool = False) -> Float[
 
 def condition(model: DeepGP, batch: Batch, *, shared: bool = False) -> ExactPosterior:
     """The posterior of the latent functions given the data, hyperparameters fixed."""
+    posterior, report = _condition(model, batch, shared)
+    check_factor(report, "The covariance of the training data")
+    return posterior
+
+
+@eqx.filter_jit
+def _condition(model: DeepGP, batch: Batch, shared: bool) -> tuple[ExactPosterior, JitterReport]:
     covariances, residuals, observed = _problems(model, batch, shared)
     factor = safe_cholesky(covariances)
-    check_factor(factor, "The covariance of the training data")
     inverse_factor = jnp.where(observed[:, None, :], inverse_lower(factor.lower), 0.0)
     alpha = jnp.swapaxes(inverse_factor, 1, 2) @ (inverse_factor @ residuals)
-    return ExactPosterior(model, batch.x, jnp.concatenate(list(alpha), axis=1), inverse_factor)
+    posterior = ExactPosterior(model, batch.x, jnp.concatenate(list(alpha), axis=1), inverse_factor)
+    return posterior, factor.report
 
 
 def sample_joint(mixture: Mixture, *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
@@ -188,7 +196,8 @@ def check_one_gaussian_layer(model: DeepGP, method: str) -> None:
     """Refuse models that a collapsed objective cannot treat."""
     if model.depth != 1:
         raise SettingError(
-            f"method={method!r} fits one layer, but depth is {model.depth}: use depth=1, or a deep method such as 'dsvi'."
+            f"method={method!r} fits one layer, but depth is {model.depth}: "
+            "use depth=1, or a deep method such as 'dsvi'."
         )
     if not isinstance(model.likelihood, Gaussian):
         name = type(model.likelihood).__name__

@@ -1,12 +1,12 @@
 """Sparse Gaussian process regression: the collapsed bound of Titsias (2009).
 
-M inducing inputs Z summarise N data in O(N M^2). With V = Lz^-1 k(Z, X), B = I + V V^T / s2 and c = V y / s2, the bound on
-the log marginal likelihood, one term an output, is
+M inducing inputs Z summarise N data in O(N M^2). With V = Lz^-1 k(Z, X), B = I + V V^T / s2 and c = V y / s2, the bound
+on the log marginal likelihood, one term an output, is
 
     F = -N/2 log(2 pi s2) - 1/2 log|B| - 1/(2 s2) y^T y + 1/2 c^T B^-1 c - 1/(2 s2) (tr k(X, X) - tr V V^T),
 
-reached at q(v) = N(B^-1 c, B^-1). Hyperparameters maximise it by L-BFGS. Z moves along with them by gradient, or is chosen
-among the data greedily: one birth after the other, each the candidate that raises F most.
+reached at q(v) = N(B^-1 c, B^-1). Hyperparameters maximise it by L-BFGS. Z moves along with them by gradient, or is
+chosen among the data greedily: one birth after the other, each the candidate that raises F most.
 """
 
 import equinox as eqx
@@ -21,8 +21,16 @@ from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import LBFGSInfo, LBFGSState, best_model, lbfgs_begin, lbfgs_init, lbfgs_step
 from fathomgp.inference.exact import check_one_gaussian_layer, gaussian_noise, noise_is_shared
 from fathomgp.kernels import AbstractKernel
-from fathomgp.linalg import birth_scores, check_factor, inverse_lower, logdet_lower, safe_cholesky, sparse_bound
-from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare, project
+from fathomgp.linalg import (
+    JitterReport,
+    birth_scores,
+    check_factor,
+    inverse_lower,
+    logdet_lower,
+    safe_cholesky,
+    sparse_bound,
+)
+from fathomgp.model import DeepGP, Layer, Whitened, Whitener, condition_on, prepare, project
 from fathomgp.parameters import real
 
 #: Rows that pass through the bound at a time: memory is this many times M.
@@ -130,14 +138,21 @@ def collapsed_elbo(model: DeepGP, batch: Batch, *, shared: bool = False) -> Floa
 
 def optimal_posterior(model: DeepGP, batch: Batch, *, shared: bool = False) -> LayeredPosterior:
     """The posterior at q(v) = N(B^-1 c, B^-1), which makes the bound tight in q."""
+    posterior, report = _optimal_posterior(model, batch, shared)
+    check_factor(report, "The covariance of the inducing values")
+    return posterior
+
+
+@eqx.filter_jit
+def _optimal_posterior(model: DeepGP, batch: Batch, shared: bool) -> tuple[LayeredPosterior, JitterReport]:
     layer = model.layers[0]
     whitener = prepare(layer)
     sums = summarise(layer, whitener, batch, shared=shared)
     factor, inverse, c = _optimal_q(sums, gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)])
-    check_factor(factor, "The covariance of the inducing values")
     root = jnp.swapaxes(inverse, 1, 2)
     mean = root @ (inverse @ c)
-    return LayeredPosterior(model, (whitener,), (Whitened(jnp.concatenate(list(mean), axis=1), root),), num_samples=1)
+    q = Whitened(jnp.concatenate(list(mean), axis=1), root)
+    return LayeredPosterior(model, (condition_on(layer, whitener, q),), num_samples=1), factor.report
 
 
 class Summary(eqx.Module):
@@ -187,9 +202,9 @@ def greedy_inducing(
     Scores use at most 10,000 random rows and 2,000 of them as candidates; a missing output counts as its mean.
     """
     rows_key, candidates_key = jax.random.split(key)
-    x, y, observed = data.subset(_MAX_SELECTION_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
+    subset = data.subset(_MAX_SELECTION_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
+    x, y, observed = (jnp.asarray(part) for part in subset)
     candidates = jax.random.permutation(candidates_key, len(x))[:_MAX_CANDIDATES]
-    x, y, observed = jnp.asarray(x), jnp.asarray(y), jnp.asarray(observed)
     residual = jnp.where(observed, y - model.layers[0].mean(x), 0.0)
     noise = jnp.mean(gaussian_noise(model, y.shape[1]))
     chosen = _greedy_births(model.layers[0].kernel, x, residual, noise, candidates, min(num_inducing, len(x)))

@@ -1,7 +1,9 @@
 """What is believed: layers of Gaussian processes, a likelihood, and recipes that build a good start from data."""
 
+from fathomgp.model._conditional import Conditional as Conditional
 from fathomgp.model._conditional import Whitened as Whitened
 from fathomgp.model._conditional import Whitener as Whitener
+from fathomgp.model._conditional import condition_on as condition_on
 from fathomgp.model._conditional import joint_moments as joint_moments
 from fathomgp.model._conditional import moments as moments
 from fathomgp.model._conditional import prepare as prepare

@@ -4,9 +4,10 @@ With Lz Lz^T = k(Z, Z), whitened inducing values v = Lz^-1 u ~ N(m~, T T^T) and 
 
     mean(x) = A^T m~ + m(x)          var(x) = k(x, x) - |A|^2 + |T^T A|^2
 
-The work splits in two. :func:`prepare` does what has no data axis (factorise and invert, M x M, always in the precision
-of the parameters); :func:`project` and :func:`moments` do what has one, by matrix products only. Large triangular solves
-are several times slower than products on a CPU, so the factor is inverted once.
+The work splits in two. :func:`prepare` and :func:`condition_on` do what has no data axis (factorise, invert, M x M
+products, in the precision of the parameters); :func:`moments` does what has one, by a single matrix product with the
+stacked maps Lz^-1 and T^T Lz^-1. Large triangular solves are several times slower than products on a CPU, so the factor
+is inverted once.
 """
 
 import equinox as eqx
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fathomgp.errors import SettingError
-from fathomgp.linalg import inverse_lower, safe_cholesky
+from fathomgp.linalg import inverse_lower, product, safe_cholesky
 from fathomgp.model._deep import Layer
 from fathomgp.precision import clamp_variance
 
@@ -23,13 +24,11 @@ class Whitener(eqx.Module):
     """Lz^-1 of a layer, with what its factorisation had to say.
 
     Attributes:
-        z: the inducing inputs.
         inverse_factor: Lz^-1.
         jitter: the amount added to the diagonal of k(Z, Z).
         ok: whether the factor is finite.
     """
 
-    z: Float[Array, "M D"]
     inverse_factor: Float[Array, "M M"]
     jitter: Float[Array, ""]
     ok: Bool[Array, ""]
@@ -47,37 +46,65 @@ class Whitened(eqx.Module):
     root: Float[Array, "R M M"]
 
 
+class Conditional(eqx.Module):
+    """A layer's q(f), ready to be asked at any inputs.
+
+    Attributes:
+        z: the inducing inputs.
+        mean: m~.
+        maps: Lz^-1 first, then T^T Lz^-1 of every output (or of all): what multiplies k(Z, x).
+    """
+
+    z: Float[Array, "M D"]
+    mean: Float[Array, "M P"]
+    maps: Float[Array, "C M M"]
+
+
 def prepare(layer: Layer) -> Whitener:
-    """Factorise and invert k(Z, Z): everything of a layer that does not depend on the data."""
+    """Factorise and invert k(Z, Z)."""
     if layer.z is None:
         raise SettingError("This algorithm needs inducing inputs, but a layer has none: set num_inducing.")
-    z = layer.z.value
-    factor = safe_cholesky(layer.kernel(z))
-    return Whitener(z, inverse_lower(factor.lower), factor.jitter, factor.ok)
+    factor = safe_cholesky(layer.kernel(layer.z.value))
+    return Whitener(inverse_lower(factor.lower), factor.jitter, factor.ok)
+
+
+def condition_on(layer: Layer, whitener: Whitener, q: Whitened) -> Conditional:
+    """Everything of a layer's q(f) that does not depend on the data."""
+    assert layer.z is not None
+    spread = jnp.swapaxes(q.root, 1, 2) @ whitener.inverse_factor
+    return Conditional(layer.z.value, q.mean, jnp.concatenate([whitener.inverse_factor[None], spread]))
 
 
 def project(layer: Layer, whitener: Whitener, x: Float[Array, "N D"]) -> Float[Array, "M N"]:
     """A = Lz^-1 k(Z, x)."""
-    return whitener.inverse_factor @ layer.kernel(whitener.z, x)
+    assert layer.z is not None
+    return product(whitener.inverse_factor, layer.kernel(layer.z.value, x))
 
 
 def moments(
-    layer: Layer, whitener: Whitener, q: Whitened, x: Float[Array, "N D"]
+    layer: Layer, conditional: Conditional, x: Float[Array, "N D"]
 ) -> tuple[Float[Array, "N P"], Float[Array, "N P"]]:
     """Mean and variance of a layer's outputs at ``x``."""
-    a = project(layer, whitener, x)
-    mean = a.T @ q.mean + layer.mean(x)
-    unexplained = layer.kernel.diagonal(x) - jnp.sum(a**2, axis=0)
-    learned = jnp.sum((jnp.swapaxes(q.root, 1, 2) @ a) ** 2, axis=1)
-    return mean, jnp.broadcast_to(clamp_variance(unexplained[None] + learned).T, mean.shape)
+    mapped = _apply(layer, conditional, x)
+    mean = mapped[0].T @ conditional.mean + layer.mean(x)
+    squares = jnp.sum(mapped**2, axis=1)
+    variance = layer.kernel.diagonal(x)[None] - squares[:1] + squares[1:]
+    return mean, jnp.broadcast_to(clamp_variance(variance).T, mean.shape)
 
 
 def joint_moments(
-    layer: Layer, whitener: Whitener, q: Whitened, x: Float[Array, "N D"]
+    layer: Layer, conditional: Conditional, x: Float[Array, "N D"]
 ) -> tuple[Float[Array, "N P"], Float[Array, "P N N"]]:
     """Mean and covariance between rows of a layer's outputs at ``x``."""
-    a = project(layer, whitener, x)
-    mean = a.T @ q.mean + layer.mean(x)
-    spread = jnp.swapaxes(q.root, 1, 2) @ a
-    covariance = (layer.kernel(x) - a.T @ a)[None] + jnp.swapaxes(spread, 1, 2) @ spread
+    mapped = _apply(layer, conditional, x)
+    mean = mapped[0].T @ conditional.mean + layer.mean(x)
+    squares = jnp.swapaxes(mapped, 1, 2) @ mapped
+    covariance = layer.kernel(x)[None] - squares[:1] + squares[1:]
     return mean, jnp.broadcast_to(covariance, (layer.width, len(x), len(x)))
+
+
+def _apply(layer: Layer, conditional: Conditional, x: Float[Array, "N D"]) -> Float[Array, "C M N"]:
+    """All maps at once: one tall matrix product is faster than several small ones."""
+    maps = conditional.maps
+    tall = product(maps.reshape(-1, maps.shape[2]), layer.kernel(conditional.z, x))
+    return tall.reshape(*maps.shape[:2], len(x))

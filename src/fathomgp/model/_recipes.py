@@ -89,14 +89,14 @@ def build_model(
         last = level == depth - 1
         width = likelihood.num_latents(num_outputs) if last else widths[level]
         mean: AbstractMean = Zero(width) if last else linear_map(h, width)
-        noisy = chosen.layer_noise is not None and not last
+        noise = None if last or chosen.layer_noise is None else positive(chosen.layer_noise, name="layer noise")
         layers.append(
             Layer(
                 kernel=_layer_kernel(kernels[level], h.shape[1], chosen),
                 mean=mean,
                 z=None if z is None else real(z),
                 width=width,
-                noise=positive(chosen.layer_noise, name="layer noise") if noisy else None,
+                noise=noise,
             )
         )
         h, z = _push(mean, h), None if z is None else _push(mean, z)
@@ -108,7 +108,7 @@ def _push(mean: AbstractMean, rows: np.ndarray) -> np.ndarray:
 
 
 def kmeans_centres(x: np.ndarray, num_centres: int, *, seed: int = 0) -> np.ndarray:
-    """k-means centres of the rows of ``x``; the distinct rows themselves when there are no more than ``num_centres``."""
+    """k-means centres of the rows of ``x``; the distinct rows themselves when these are no more."""
     if num_centres < 1:
         raise SettingError(f"num_inducing must be at least 1, but it is {num_centres}.")
     distinct = np.unique(x, axis=0)
