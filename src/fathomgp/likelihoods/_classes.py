@@ -14,7 +14,7 @@ from fathomgp.likelihoods._checks import refuse, refuse_infinite
 
 
 class AbstractClassLikelihood(AbstractLikelihood):
-    """Labels 0, 1, ..., K-1. The latents of one output are the columns of :meth:`probabilities`; outputs lie side by side.
+    """Labels 0, 1, ..., K-1. The latents of one output are columns of :meth:`probabilities`; outputs lie abreast.
 
     A final class implements :meth:`probabilities`; the moments and the distribution function of the label, read as a
     number, follow from it.

@@ -2,7 +2,7 @@ r"""Expectations under Gaussians, where no closed form exists: the one place tha
 
 * :func:`expectation`: Gauss-Hermite, :math:`E[g(f)] \approx \sum_q w_q g(\mu + \sigma z_q)`, 20 nodes.
 * :func:`log_expectation`: the same for :math:`\log E[e^{\ell(f)}]`, with the nodes moved to the mode of the integrand
-  and scaled by its curvature (adaptive Gauss-Hermite): right even where the likelihood is far narrower than the Gaussian.
+  and scaled by its curvature (adaptive Gauss-Hermite): right even where the likelihood is much the narrower one.
 * :func:`log_gamma_rule`: the trapezoid rule in :math:`u = \log t` under a gamma density, which converges exponentially.
 * :func:`normal_points`: quasi Monte Carlo for several dimensions at once.
 
@@ -68,7 +68,7 @@ def normal_rule(num_nodes: int, dtype: jnp.dtype) -> tuple[Float[Array, " nodes"
 
 
 def log_gamma_rule(
-    shape: Float[Array, "..."], rate: Float[Array, "..."], lowest: Float[Array, "..."], num_nodes: int = 160
+    shape: Float[Array, "..."], rate: Float[Array, "..."], lowest: Float[Array, "..."], num_nodes: int = 128
 ) -> tuple[Float[Array, "nodes ..."], Float[Array, "nodes ..."]]:
     r"""Nodes ``u`` and log weights of a rule for :math:`\int g(e^u) e^{a u - e^u} du / \Gamma(a)`, ``a = shape``.
 

@@ -18,8 +18,9 @@ class RobustMax(AbstractClassLikelihood):
     .. math:: p(y = c \mid f) = 1 - \epsilon \text{ if } c = \arg\max_k f_k, \text{ else } \epsilon / (K - 1)
 
     Everything follows from the probability that :math:`f_c` is the largest,
-    :math:`P_c = E_{f_c}[\prod_{j \ne c} \Phi((f_c - \mu_j)/\sigma_j)]`, by one Gauss-Hermite rule with the product taken in log space. Predicted probabilities are scaled to sum to one, which
-    corrects them by the quadrature's error: below 1e-4 while the latent variances of a row are within a factor of ten.
+    :math:`P_c = E_{f_c}[\prod_{j \ne c} \Phi((f_c - \mu_j)/\sigma_j)]`, by one Gauss-Hermite rule with the product
+    taken in log space. Predicted probabilities are scaled to sum to one. The quadrature's error is below 1e-4 while the
+    latent variances of a row are within a factor of ten of one another.
 
     Args:
         num_classes: K, at least 2.
