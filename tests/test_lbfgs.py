@@ -23,10 +23,10 @@ def minimise(function, start, max_steps=500, tolerance=1e-10):
     objective = lambda model: function(model_to_point(model))  # noqa: E731
     step = jax.jit(lambda state: lbfgs_step(objective, state, tolerance=tolerance))
     state = lbfgs_begin(lbfgs_init(model_with(start)), model_with(start))
-    for count in range(1, max_steps + 1):
+    count, done = 0, False
+    while count < max_steps and not done:
         state, info = step(state)
-        if bool(info.done):
-            break
+        count, done = count + 1, bool(info.done)
     return state, count
 
 

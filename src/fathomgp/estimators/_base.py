@@ -1,5 +1,6 @@
 """What the regressor and the classifier share: fit, blocked prediction, saving."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.inference import AbstractPosterior
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.model import build_model
+from fathomgp.parameters import cast
 from fathomgp.persistence import save_bundle
 from fathomgp.precision import double_precision
 from fathomgp.predictive import Mixture, Predictive
@@ -75,6 +77,10 @@ class _DeepGPEstimator(BaseEstimator):
             kernel=self.kernel,
             seed=self._seed,
         )
+        if self.precision == "single":
+            model = cast(model, np.float32)
+        if self.batch_size is not None:
+            inference = dataclasses.replace(inference, batch_size=self._batch_size(source.num_data))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = fit_model(
@@ -136,6 +142,9 @@ class _DeepGPEstimator(BaseEstimator):
         """Refuse settings that make no sense, before any work."""
         method, _ = find_method(self.method)
         choose("precision", self.precision, PRECISIONS)
+        if self.precision not in method.precisions:
+            allowed = " or ".join(map(repr, method.precisions))
+            raise SettingError(f"method={self.method!r} has no precision {self.precision!r}: choose {allowed}.")
         choose("architecture", self.architecture, ("composition",))
         choose("missing", self.missing, ("error", "mask"))
         for name in ("depth", "max_iter", "batch_size"):
@@ -149,6 +158,12 @@ class _DeepGPEstimator(BaseEstimator):
             message = f"num_inducing is {self.num_inducing} but there are {num_data} rows: {num_data} are used."
             warnings.warn(message, DataWarning, stacklevel=5)
         return min(self.num_inducing, num_data)
+
+    def _batch_size(self, num_data: int) -> int:
+        if self.batch_size > num_data:
+            message = f"batch_size is {self.batch_size} but there are {num_data} rows: every step sees all of them."
+            warnings.warn(message, DataWarning, stacklevel=5)
+        return min(self.batch_size, num_data)
 
     def _read(self, X: Any) -> np.ndarray:
         """Inputs of a prediction, as the user gave them, checked against those of the fit."""
@@ -183,7 +198,7 @@ class _DeepGPEstimator(BaseEstimator):
     def _mixture(self, inputs: np.ndarray, block: int) -> Mixture:
         x = np.asarray(self.x_scaler_.transform(inputs))
         padded = np.concatenate([x, np.repeat(x[-1:], block - len(x), axis=0)])
-        mixture = _predict_f(self.posterior_, jnp.asarray(padded), self._prediction_key())
+        mixture = _predict_f(self.posterior_, jnp.asarray(padded, PRECISIONS[self.precision]), self._prediction_key())
         means, variances = np.asarray(mixture.means), np.asarray(mixture.variances)
         return Mixture(np.asarray(mixture.log_weights), means[:, : len(x)], variances[:, : len(x)], None)
 

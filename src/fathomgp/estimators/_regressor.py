@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from fathomgp.data import read_inputs, read_targets
 from fathomgp.errors import SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
+from fathomgp.estimators._settings import PRECISIONS
 from fathomgp.likelihoods import AbstractLikelihood, likelihood_from_name
 from fathomgp.precision import double_precision
 
@@ -21,9 +22,9 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
     Inputs and targets are standardised inside; every answer is in the units of ``y``.
 
     Args:
-        method: how to fit: ``"exact"`` (all data, O(N^3)), ``"sgpr"`` (inducing points, O(N M^2)), or an inference
-            object such as ``Exact(restarts=5)``.
-        depth: the number of GP layers; ``None`` is the method's own (1 for exact and sgpr).
+        method: how to fit: ``"exact"`` (all data, O(N^3)), ``"sgpr"`` (inducing points, O(N M^2)), ``"dsvi"`` (deep,
+            stochastic variational inference), or an inference object such as ``Exact(restarts=5)``.
+        depth: the number of GP layers; ``None`` is the method's own (1 for exact and sgpr, 2 for dsvi).
         num_inducing: inducing points a layer, for the methods that use them.
         hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
         kernel: a name (``"rbf"``, ``"matern32"``, ``"linear"``, ...) or a kernel object; one, or one a layer.
@@ -31,7 +32,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         likelihood: ``"gaussian"``, or a likelihood object.
         max_iter: at most so many optimiser steps a start; ``None`` leaves it to the method.
         batch_size: rows a step, for the methods that use batches.
-        precision: ``"double"``.
+        precision: ``"double"``; ``"mixed"`` (dsvi: data in float32, M x M algebra in float64: faster); ``"single"``.
         missing: what NaN in ``y`` means: ``"error"`` refuses it, ``"mask"`` takes it as not measured.
         recipe: the name of the initial values, see :data:`fathomgp.model.RECIPES`.
         checkpoint: a directory; the fit saves itself there every minute and resumes from there if it was interrupted.
@@ -120,7 +121,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
     @double_precision
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Joint draws of y at the rows of X: (N, n_samples), or (N, P, n_samples) for several outputs."""
-        x = jnp.asarray(self.x_scaler_.transform(self._read(X)))
+        x = self._to_device(self._read(X))
         key = jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
         f = self.posterior_.sample_functions(key, n_samples)(x)
         keys = jax.random.split(jax.random.fold_in(key, 1), n_samples)
@@ -132,8 +133,11 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
 
     @double_precision
     def _joint_predictive(self, inputs: np.ndarray):
-        x = jnp.asarray(self.x_scaler_.transform(inputs))
+        x = self._to_device(inputs)
         return self._predictive(self.posterior_.predict_f(x, key=self._prediction_key(), full_cov=True))
+
+    def _to_device(self, inputs: np.ndarray) -> jax.Array:
+        return jnp.asarray(self.x_scaler_.transform(inputs), PRECISIONS[self.precision])
 
     def _likelihood(self) -> AbstractLikelihood:
         likelihood = self.likelihood

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fathomgp.errors import SettingError
-from fathomgp.inference import SGPR, AbstractInference, Exact
+from fathomgp.inference import DSVI, SGPR, AbstractInference, Exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Method:
         default_depth: the depth when the user names none.
         uses_inducing: whether its layers have inducing inputs.
         uses_batches: whether ``batch_size`` means something to it.
+        precisions: those that were measured to be safe.
     """
 
     build: Callable[[], AbstractInference]
@@ -29,14 +30,17 @@ class Method:
     default_depth: int
     uses_inducing: bool
     uses_batches: bool
+    precisions: tuple[str, ...] = ("double", "single")
 
 
 METHODS: dict[str, Method] = {
     "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False),
     "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False),
+    "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
 }
 
-PRECISIONS: dict[str, Any] = {"double": np.float64}
+#: The floating-point type of the data; parameters are in float64 except in "single".
+PRECISIONS: dict[str, Any] = {"double": np.float64, "mixed": np.float32, "single": np.float32}
 
 
 def find_method(method: str | AbstractInference) -> tuple[Method, AbstractInference]:

@@ -5,6 +5,7 @@ from fathomgp.inference._base import AbstractInfo as AbstractInfo
 from fathomgp.inference._base import AbstractPosterior as AbstractPosterior
 from fathomgp.inference._base import Phase as Phase
 from fathomgp.inference._layered import LayeredPosterior as LayeredPosterior
+from fathomgp.inference.dsvi import DSVI as DSVI
 from fathomgp.inference.exact import Exact as Exact
 from fathomgp.inference.exact import ExactPosterior as ExactPosterior
 from fathomgp.inference.sgpr import SGPR as SGPR

@@ -125,6 +125,23 @@ def lbfgs_step(objective: Objective, state: LBFGSState, *, tolerance: float) -> 
     return new, LBFGSInfo(new.value, ok, done, jnp.zeros((), value.dtype), slope)
 
 
+def lbfgs_minimise(objective: Objective, model: DeepGP, *, max_steps: int, tolerance: float) -> DeepGP:
+    """The model after at most ``max_steps`` steps from ``model``, all within one compiled loop."""
+    start, constants = eqx.partition(lbfgs_init(model), eqx.is_array)
+
+    def goes_on(carry):
+        count, _, done = carry
+        return (count < max_steps) & ~done
+
+    def body(carry):
+        count, arrays, _ = carry
+        state, info = lbfgs_step(objective, eqx.combine(arrays, constants), tolerance=tolerance)
+        return count + 1, eqx.partition(state, eqx.is_array)[0], info.done
+
+    _, arrays, _ = jax.lax.while_loop(goes_on, body, (jnp.asarray(0, jnp.int32), start, jnp.asarray(False)))
+    return best_model(eqx.combine(arrays, constants))
+
+
 @eqx.filter_jit
 def best_model(state: LBFGSState) -> DeepGP:
     """The model at the better of the current point and the best earlier end."""

@@ -22,6 +22,7 @@ from fathomgp.inference._lbfgs import LBFGSInfo, LBFGSState, best_model, lbfgs_b
 from fathomgp.inference.exact import check_one_gaussian_layer, gaussian_noise, noise_is_shared
 from fathomgp.kernels import AbstractKernel
 from fathomgp.linalg import (
+    Factor,
     JitterReport,
     birth_scores,
     check_factor,
@@ -127,12 +128,12 @@ def collapsed_elbo(model: DeepGP, batch: Batch, *, shared: bool = False) -> Floa
     whitener = prepare(layer)
     sums = summarise(layer, whitener, batch, shared=shared)
     noise = gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)]
-    factor, inverse, c = _optimal_q(sums, noise)
+    factor, inverse, c = _solve_for_q(sums, noise)
     outputs = sums.cross.shape[2]
     fit = jnp.sum((inverse @ c) ** 2, axis=(1, 2)) - sums.square / noise
     slack = outputs * (logdet_lower(factor.lower) + sums.unexplained / noise)
     constant = outputs * sums.count * jnp.log(2 * jnp.pi * noise)
-    ok = whitener.ok & jnp.all(factor.ok)
+    ok = whitener.report.ok & jnp.all(factor.ok)
     return jnp.where(ok, 0.5 * jnp.sum(fit - slack - constant), jnp.nan)
 
 
@@ -147,12 +148,15 @@ def optimal_posterior(model: DeepGP, batch: Batch, *, shared: bool = False) -> L
 def _optimal_posterior(model: DeepGP, batch: Batch, shared: bool) -> tuple[LayeredPosterior, JitterReport]:
     layer = model.layers[0]
     whitener = prepare(layer)
-    sums = summarise(layer, whitener, batch, shared=shared)
-    factor, inverse, c = _optimal_q(sums, gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)])
-    root = jnp.swapaxes(inverse, 1, 2)
-    mean = root @ (inverse @ c)
-    q = Whitened(jnp.concatenate(list(mean), axis=1), root)
-    return LayeredPosterior(model, (condition_on(layer, whitener, q),), num_samples=1), factor.report
+    q, report = _optimal_q(model, whitener, batch, shared)
+    return LayeredPosterior(model, (condition_on(layer, whitener, q),), num_samples=1), report
+
+
+def optimal_q(model: DeepGP, batch: Batch) -> Whitened:
+    """q(v) = N(B^-1 c, B^-1), with a lower-triangular root for every output."""
+    q, _ = _optimal_q(model, prepare(model.layers[0]), batch, shared=False)
+    covariance = q.root @ jnp.swapaxes(q.root, 1, 2)
+    return Whitened(q.mean, safe_cholesky(covariance).lower)
 
 
 class Summary(eqx.Module):
@@ -258,7 +262,17 @@ def _summarise_block(
     )
 
 
-def _optimal_q(sums: Summary, noise: Float[Array, " F"]):
+def _optimal_q(model: DeepGP, whitener: Whitener, batch: Batch, shared: bool) -> tuple[Whitened, JitterReport]:
+    sums = summarise(model.layers[0], whitener, batch, shared=shared)
+    factor, inverse, c = _solve_for_q(sums, gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)])
+    root = jnp.swapaxes(inverse, 1, 2)
+    mean = root @ (inverse @ c)
+    return Whitened(jnp.concatenate(list(mean), axis=1), root), factor.report
+
+
+def _solve_for_q(
+    sums: Summary, noise: Float[Array, " F"]
+) -> tuple[Factor, Float[Array, "F M M"], Float[Array, "F M R"]]:
     """The factor of B, its inverse, and c."""
     scale = noise[:, None, None]
     factor = safe_cholesky(jnp.eye(sums.gram.shape[1], dtype=noise.dtype)[None] + sums.gram / scale, jitter=0.0)

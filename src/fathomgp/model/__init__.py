@@ -7,6 +7,7 @@ from fathomgp.model._conditional import condition_on as condition_on
 from fathomgp.model._conditional import joint_moments as joint_moments
 from fathomgp.model._conditional import moments as moments
 from fathomgp.model._conditional import prepare as prepare
+from fathomgp.model._conditional import prepare_all as prepare_all
 from fathomgp.model._conditional import project as project
 from fathomgp.model._deep import DeepGP as DeepGP
 from fathomgp.model._deep import Layer as Layer

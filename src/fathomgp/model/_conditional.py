@@ -11,27 +11,21 @@ is inverted once.
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from fathomgp.errors import SettingError
-from fathomgp.linalg import inverse_lower, product, safe_cholesky
+from fathomgp.linalg import JitterReport, inverse_lower, product, safe_cholesky
 from fathomgp.model._deep import Layer
 from fathomgp.precision import clamp_variance
 
 
 class Whitener(eqx.Module):
-    """Lz^-1 of a layer, with what its factorisation had to say.
-
-    Attributes:
-        inverse_factor: Lz^-1.
-        jitter: the amount added to the diagonal of k(Z, Z).
-        ok: whether the factor is finite.
-    """
+    """Lz^-1 of a layer, with what its factorisation had to say."""
 
     inverse_factor: Float[Array, "M M"]
-    jitter: Float[Array, ""]
-    ok: Bool[Array, ""]
+    report: JitterReport
 
 
 class Whitened(eqx.Module):
@@ -62,10 +56,19 @@ class Conditional(eqx.Module):
 
 def prepare(layer: Layer) -> Whitener:
     """Factorise and invert k(Z, Z)."""
-    if layer.z is None:
-        raise SettingError("This algorithm needs inducing inputs, but a layer has none: set num_inducing.")
-    factor = safe_cholesky(layer.kernel(layer.z.value))
-    return Whitener(inverse_lower(factor.lower), factor.jitter, factor.ok)
+    factor = safe_cholesky(_inducing_covariance(layer))
+    return Whitener(inverse_lower(factor.lower), factor.report)
+
+
+def prepare_all(layers: tuple[Layer, ...]) -> list[Whitener]:
+    """:func:`prepare` for every layer, with one batched factorisation where all have the same M."""
+    covariances = [_inducing_covariance(layer) for layer in layers]
+    if len({covariance.shape for covariance in covariances}) > 1:
+        return [prepare(layer) for layer in layers]
+    factor = safe_cholesky(jnp.stack(covariances))
+    inverses = inverse_lower(factor.lower)
+    reports = [jax.tree.map(lambda leaf, level=level: leaf[level], factor.report) for level in range(len(layers))]
+    return [Whitener(inverse, report) for inverse, report in zip(inverses, reports, strict=True)]
 
 
 def condition_on(layer: Layer, whitener: Whitener, q: Whitened) -> Conditional:
@@ -101,6 +104,12 @@ def joint_moments(
     squares = jnp.swapaxes(mapped, 1, 2) @ mapped
     covariance = layer.kernel(x)[None] - squares[:1] + squares[1:]
     return mean, jnp.broadcast_to(covariance, (layer.width, len(x), len(x)))
+
+
+def _inducing_covariance(layer: Layer) -> Float[Array, "M M"]:
+    if layer.z is None:
+        raise SettingError("This algorithm needs inducing inputs, but a layer has none: set num_inducing.")
+    return layer.kernel(layer.z.value)
 
 
 def _apply(layer: Layer, conditional: Conditional, x: Float[Array, "N D"]) -> Float[Array, "C M N"]:

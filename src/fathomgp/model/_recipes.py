@@ -24,6 +24,7 @@ class Recipe:
     Attributes:
         lengthscale: of every kernel; ``None`` means sqrt(D), at which k(x, x') of two random rows is far from 0 and 1.
         variance: of every kernel.
+        inner_variance: of the inner layers' kernels, if another: a small one lets a deep model start as a shallow one.
         layer_noise: variance of the white noise between layers; ``None`` for none.
         max_width: inner layers are as wide as the inputs, up to this.
         reference: where the values come from.
@@ -33,13 +34,14 @@ class Recipe:
     variance: float = 1.0
     layer_noise: float | None = None
     max_width: int = 30
+    inner_variance: float | None = None
     reference: str = ""
 
 
 RECIPES: dict[str, Recipe] = {
-    "default": Recipe(reference="unit variance, lengthscale sqrt(D): safe in any number of inputs"),
-    "salimbeni2017": Recipe(2.0, 2.0, 1e-5, 30, "Salimbeni and Deisenroth (2017), supplement"),
-    "havasi2018": Recipe(None, 0.01, None, 10, "Havasi et al. (2018) and the authors' code"),
+    "default": Recipe(inner_variance=1e-3, reference="lengthscale sqrt(D) is safe in any number of inputs"),
+    "salimbeni2017": Recipe(2.0, 2.0, 1e-5, 30, reference="Salimbeni and Deisenroth (2017), supplement"),
+    "havasi2018": Recipe(None, 0.01, None, 10, reference="Havasi et al. (2018) and the authors' code"),
 }
 
 
@@ -92,7 +94,7 @@ def build_model(
         noise = None if last or chosen.layer_noise is None else positive(chosen.layer_noise, name="layer noise")
         layers.append(
             Layer(
-                kernel=_layer_kernel(kernels[level], h.shape[1], chosen),
+                kernel=_layer_kernel(kernels[level], h.shape[1], chosen, inner=not last),
                 mean=mean,
                 z=None if z is None else real(z),
                 width=width,
@@ -147,8 +149,9 @@ def _per_layer(value, count: int, name: str) -> list:
     return [value] * count
 
 
-def _layer_kernel(kernel: str | AbstractKernel, input_dim: int, recipe: Recipe) -> AbstractKernel:
+def _layer_kernel(kernel: str | AbstractKernel, input_dim: int, recipe: Recipe, *, inner: bool) -> AbstractKernel:
     if isinstance(kernel, AbstractKernel):
         return kernel
     lengthscale = float(np.sqrt(input_dim)) if recipe.lengthscale is None else recipe.lengthscale
-    return kernel_from_name(kernel, input_dim, lengthscale=lengthscale, variance=recipe.variance)
+    variance = recipe.inner_variance if inner and recipe.inner_variance is not None else recipe.variance
+    return kernel_from_name(kernel, input_dim, lengthscale=lengthscale, variance=variance)

@@ -1,0 +1,375 @@
+"""Doubly stochastic variational inference (Salimbeni and Deisenroth 2017).
+
+Every layer keeps M inducing values with a Gaussian q; the layers' q are independent, the layers' functions are not.
+With f^L drawn through the layers (15), the bound (17) is
+
+    ELBO = sum_i E_q(f_i^L)[log p(y_i | f_i^L)] - sum_l KL[q(V^l) || p(V^l)],
+
+estimated from a minibatch and one sample path a row: twice stochastic, unbiased both times. The last layer is not
+sampled: its Gaussian goes into the likelihood's expectation in closed form or by quadrature. Depth 1 is the sparse
+variational GP of Hensman et al. (2013), without sampling noise.
+
+The inducing values are whitened, v = Lz^-1 u, so that the prior is N(0, I). The last layer's q follows natural
+gradients, which are exact for Gaussian noise (gamma = 1 in one layer solves for q in one step); all else follows Adam.
+
+A step splits in two. What has no data axis (factors, inverses, KL: M x M) is done once, in the precision of the
+parameters. What has one streams through in blocks of rows, in the precision of the data, and hands back only M x M
+cotangents: memory does not grow with the batch.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fathomgp.data import AbstractSource, Batch
+from fathomgp.errors import SettingError
+from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
+from fathomgp.inference._layered import LayeredPosterior
+from fathomgp.inference._lbfgs import lbfgs_minimise
+from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
+from fathomgp.likelihoods import Gaussian
+from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
+from fathomgp.model import Conditional, DeepGP, Layer, Whitened, condition_on, moments, prepare_all
+from fathomgp.parameters import all_finite, cast, partition
+
+#: Rows that stream through the layers at a time.
+_BLOCK = 1024
+#: Rows and L-BFGS steps of the shallow start, at the most.
+_START_ROWS = 2000
+_START_STEPS = 300
+
+
+class DSVIState(eqx.Module):
+    """The model, q(v) of every layer, and Adam's memory.
+
+    Attributes:
+        model: hyperparameters and inducing inputs.
+        q: Gaussians of the whitened inducing values, lower-triangular roots.
+        adam: the optimiser's state.
+        steps: steps done.
+        horizon: steps planned, for the learning-rate schedule.
+        caution: multiplies the step sizes; halved when steps fail.
+    """
+
+    model: DeepGP
+    q: tuple[Whitened, ...]
+    adam: Any
+    steps: Int[Array, ""]
+    horizon: Int[Array, ""]
+    caution: Float[Array, ""]
+
+
+class DSVIInfo(AbstractInfo):
+    """The figures of a step: ``objective`` is minus the bound a datum, ``kl`` its second term a datum."""
+
+    objective: Float[Array, ""]
+    ok: Bool[Array, ""]
+    done: Bool[Array, ""]
+    jitter: Float[Array, ""]
+    kl: Float[Array, ""]
+
+
+class DSVI(AbstractInference):
+    """Doubly stochastic variational inference; with one layer, the sparse variational GP.
+
+    Attributes:
+        steps: how many, when the user does not say.
+        batch_size: rows a step; data with fewer rows are used whole.
+        learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
+        natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too.
+        num_samples: sample paths a row in training.
+        test_samples: sample paths a prediction: components of the answer.
+        shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only), so that
+            the deep model begins where the shallow one ends.
+        inner_root: standard deviation of the inner layers' q at the start, in units of the prior's.
+    """
+
+    steps: int = eqx.field(static=True, default=2000)
+    batch_size: int = eqx.field(static=True, default=1024)
+    learning_rate: float = eqx.field(static=True, default=0.01)
+    natural: float = eqx.field(static=True, default=0.1)
+    num_samples: int = eqx.field(static=True, default=1)
+    test_samples: int = eqx.field(static=True, default=100)
+    shallow_start: bool = eqx.field(static=True, default=True)
+    inner_root: float = eqx.field(static=True, default=1.0)
+
+    def __check_init__(self):
+        for name in ("steps", "batch_size", "num_samples", "test_samples"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        if not 0.0 <= self.natural <= 1.0:
+            raise SettingError(f"natural is a step size between 0 and 1, but it is {self.natural}.")
+        if self.learning_rate <= 0.0:
+            raise SettingError(f"learning_rate must be positive, but it is {self.learning_rate}.")
+
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DSVIState:
+        """Start q at the prior's mean; the last layer's from the shallow start if asked."""
+        q = initial_q(model, inner_root=self.inner_root)
+        if self.shallow_start and isinstance(model.likelihood, Gaussian):
+            model, last = shallow_start(model, data, key=key)
+            q = (*q[:-1], last)
+        zero = jnp.asarray(0, jnp.int32)
+        one = jnp.ones((), q[0].mean.dtype)
+        return DSVIState(model, q, self._adam().init(_learned(model, q)), zero, zero, one)
+
+    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
+        """One phase of ``max_iter`` steps."""
+        return (Phase("bound", self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
+
+    def enter(self, phase: Phase, state: DSVIState, data: AbstractSource, *, key: PRNGKeyArray) -> DSVIState:
+        """Tell the schedule how many steps there will be."""
+        return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(phase.steps, jnp.int32))
+
+    def step(self, phase: Phase, state: DSVIState, batch: Batch, *, key: PRNGKeyArray) -> tuple[DSVIState, DSVIInfo]:
+        """One natural-gradient step on the last layer's q and one Adam step on all else."""
+        value, jitter, gradient = negative_data_term(state.model, state.q, batch, key=key, num_samples=self.num_samples)
+        model_gradient, q_gradient = gradient
+        kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
+        pace = state.caution * _schedule(state.steps, state.horizon, state.caution.dtype)
+        total = (partition(model_gradient)[0], _lower(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
+        model, q, adam = self._adam_step(state, total, pace)
+        fine = jnp.asarray(True)
+        if self.natural > 0.0:
+            last, fine = natural_step(state.q[-1], q_gradient[-1], self.natural * state.caution)
+            q = (*q[:-1], last)
+        objective = (value + kl) / batch.num_data
+        ok = jnp.isfinite(objective) & fine & all_finite((model, q))
+        new = DSVIState(model, q, adam, state.steps + 1, state.horizon, state.caution)
+        return new, DSVIInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data)
+
+    def back_off(self, state: DSVIState) -> DSVIState:
+        """Halve the step sizes."""
+        return eqx.tree_at(lambda s: s.caution, state, 0.5 * state.caution)
+
+    def posterior(self, state: DSVIState, data: AbstractSource | None) -> LayeredPosterior:
+        """The mixture (18) over sample paths."""
+        posterior, reports = _posterior(state.model, state.q, self.test_samples)
+        for level, report in enumerate(reports):
+            check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
+        return posterior
+
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
+    def _adam_step(self, state: DSVIState, gradient: Any, pace: Float[Array, ""]) -> tuple[DeepGP, Any, Any]:
+        learned = _learned(state.model, state.q)
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            updates, adam = self._adam().update(gradient, state.adam)
+        (hyper, q) = jax.tree.map(lambda value, update: value + pace * update, learned, updates)
+        return eqx.combine(hyper, partition(state.model)[1]), q, adam
+
+
+# --- the bound --------------------------------------------------------------------------------------------------------
+
+
+def elbo(
+    model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, key: PRNGKeyArray, num_samples: int = 1
+) -> Float[Array, ""]:
+    """The bound (17), estimated from a batch: plainly, for tests and for whoever wants to differentiate it."""
+    conditionals, _ = _condition_all(model, q)
+    rows = (batch.x, batch.y, batch.observed, batch.weight)
+    data_term = expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
+    return batch.scale * data_term - kl_divergence(q)
+
+
+def expected_log_likelihood(
+    model: DeepGP,
+    conditionals: list[Conditional],
+    rows: tuple[Array, Array, Array, Array],
+    *,
+    key: PRNGKeyArray,
+    num_samples: int = 1,
+) -> Float[Array, ""]:
+    """``sum_i E_q(f_i^L)[log p(y_i | f_i^L)]`` over rows (x, y, observed, weight), along one or more sample paths."""
+    x, y, observed, weight = (jnp.tile(part, (num_samples,) + (1,) * (part.ndim - 1)) for part in rows)
+    h = x
+    for level, (layer, conditional) in enumerate(zip(model.layers, conditionals, strict=True)):
+        mean, variance = moments(layer, conditional, model.layer_input(level, x, h))
+        if level < model.depth - 1:
+            h = _sample(layer, mean, variance, jax.random.fold_in(key, level))
+    figures = model.likelihood.expected_log_prob(mean, variance, y)
+    return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None]) / num_samples
+
+
+def kl_divergence(q: tuple[Whitened, ...]) -> Float[Array, ""]:
+    """``sum_l KL[N(m, T T^T) || N(0, I)] = 1/2 sum (|m|^2 + |T|^2 - 2 sum log |T_ii| - M)``."""
+
+    def one(q: Whitened) -> Float[Array, ""]:
+        diagonal = jnp.diagonal(q.root, axis1=1, axis2=2)
+        return 0.5 * (jnp.sum(q.mean**2) + jnp.sum(q.root**2) - jnp.sum(jnp.log(diagonal**2)) - diagonal.size)
+
+    return sum((one(layer) for layer in q), start=jnp.zeros((), q[0].mean.dtype))
+
+
+def negative_data_term(
+    model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, key: PRNGKeyArray, num_samples: int
+) -> tuple[Float[Array, ""], Float[Array, ""], Any]:
+    """Minus the bound's first term, the jitter it needed, and its gradient with respect to the model and q.
+
+    The pull-back of the M x M part is taken once, with cotangents summed over blocks of rows.
+    """
+    dtype = batch.x.dtype
+    learned, constant = partition(model)
+
+    def without_data(learned: DeepGP, q: tuple[Whitened, ...]) -> tuple[Any, Float[Array, ""]]:
+        conditionals, reports = _condition_all(eqx.combine(learned, constant), q)
+        jitter = jnp.max(jnp.stack([report.jitter for report in reports]))
+        return cast(conditionals, dtype), jitter
+
+    conditionals, pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
+
+    def with_data(learned: DeepGP, conditionals: Any, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+        model = cast(eqx.combine(learned, constant), dtype)
+        return expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
+
+    value, (direct, cotangent) = _stream(jax.value_and_grad(with_data, (0, 1)), learned, conditionals, batch, key)
+    model_gradient, q_gradient = pull(cotangent)
+    model_gradient = jax.tree.map(jnp.add, model_gradient, direct)
+    scale = -batch.scale.astype(jitter.dtype)
+    gradient = jax.tree.map(lambda leaf: scale * leaf, (model_gradient, q_gradient))
+    return scale * value.astype(scale.dtype), jitter, gradient
+
+
+def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tuple[Whitened, Bool[Array, ""]]:
+    """A natural-gradient step on q(v) = N(m, S), and whether its precision stayed positive definite.
+
+    ``gradient`` is that of E, minus the expected log likelihood, with respect to m and to the unconstrained root T, so
+    dE/dS = 1/2 dE/dT T^-1. With the KL term in closed form, the natural parameters move by gamma towards
+
+        S^-1 -> I + 2 dE/dS,        S^-1 m -> 2 dE/dS m - dE/dm
+    """
+    m, size = q.mean.T[:, :, None], q.root.shape[-1]
+    inverse = inverse_lower(q.root)
+    slope = 0.5 * gradient.root @ inverse
+    slope = 0.5 * (slope + jnp.swapaxes(slope, 1, 2))
+    precision = jnp.swapaxes(inverse, 1, 2) @ inverse
+    shift = precision @ m
+    target = jnp.eye(size, dtype=m.dtype)[None] + 2.0 * slope
+    precision = (1.0 - gamma) * precision + gamma * target
+    shift = (1.0 - gamma) * shift + gamma * (2.0 * slope @ m - gradient.mean.T[:, :, None])
+    # Factorised from the last row up, so that the root of its inverse is lower triangular.
+    factor = safe_cholesky(precision[:, ::-1, ::-1], jitter=0.0)
+    root = jnp.swapaxes(inverse_lower(factor.lower), 1, 2)[:, ::-1, ::-1]
+    mean = root @ (jnp.swapaxes(root, 1, 2) @ shift)
+    return Whitened(mean[:, :, 0].T, root), jnp.all(factor.ok)
+
+
+# --- starts -----------------------------------------------------------------------------------------------------------
+
+
+def initial_q(model: DeepGP, *, inner_root: float = 1.0) -> tuple[Whitened, ...]:
+    """The prior in the last layer; in the others the prior's mean with ``inner_root`` times its deviation."""
+
+    def start(level: int, layer: Layer) -> Whitened:
+        if layer.z is None:
+            raise SettingError("This algorithm needs inducing inputs, but a layer has none: set num_inducing.")
+        size, dtype = layer.num_inducing, layer.z.raw.dtype
+        scale = 1.0 if level == model.depth - 1 else inner_root
+        root = jnp.tile(scale * jnp.eye(size, dtype=dtype)[None], (layer.width, 1, 1))
+        return Whitened(jnp.zeros((size, layer.width), dtype), root)
+
+    return tuple(start(level, layer) for level, layer in enumerate(model.layers))
+
+
+def shallow_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> tuple[DeepGP, Whitened]:
+    """Fit the last layer alone, as a collapsed sparse GP on what the inner layers' means make of the inputs.
+
+    Returns the model with that last layer and noise, and the layer's optimal q: the deep model then starts from the
+    shallow one's solution instead of having to find it again.
+    """
+    subset = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+    dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
+    x, y, observed = (jnp.asarray(part) for part in subset)
+    return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed)
+
+
+@eqx.filter_jit
+def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[DeepGP, Whitened]:
+    h = x
+    for level, layer in enumerate(model.layers[:-1]):
+        h = layer.mean(model.layer_input(level, x, h))
+    count = len(x)
+    batch = Batch(
+        x=model.layer_input(model.depth - 1, x, h),
+        y=y,
+        observed=observed,
+        weight=jnp.ones(count, x.dtype),
+        index=jnp.arange(count, dtype=jnp.int32),
+        num_data=jnp.asarray(float(count), x.dtype),
+    )
+    shallow = DeepGP(model.layers[-1:], model.likelihood)
+    fitted = lbfgs_minimise(
+        lambda model: -collapsed_elbo(model, batch) / batch.num_data, shallow, max_steps=_START_STEPS, tolerance=1e-5
+    )
+    layers = (*model.layers[:-1], *fitted.layers)
+    return DeepGP(layers, fitted.likelihood, model.skip_inputs), optimal_q(fitted, batch)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def _condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditional], list[Any]]:
+    whiteners = prepare_all(model.layers)
+    conditionals = [condition_on(*parts) for parts in zip(model.layers, whiteners, q, strict=True)]
+    return conditionals, [whitener.report for whitener in whiteners]
+
+
+@eqx.filter_jit
+def _posterior(model: DeepGP, q: tuple[Whitened, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
+    conditionals, reports = _condition_all(model, q)
+    return LayeredPosterior(model, tuple(conditionals), num_samples), reports
+
+
+def _stream(value_and_grad: Any, learned: Any, conditionals: Any, batch: Batch, key: PRNGKeyArray) -> Any:
+    """Value and gradients summed over blocks of rows; the last block is padded with rows of weight 0."""
+    rows = (batch.x, batch.y, batch.observed, batch.weight)
+    size = len(batch.x)
+    blocks = max(1, round(size / _BLOCK))
+    if blocks == 1:
+        return value_and_grad(learned, conditionals, rows, key)
+    length = -(-size // blocks)
+
+    def split(part: Array) -> Array:
+        padded = jnp.pad(part, ((0, blocks * length - size),) + ((0, 0),) * (part.ndim - 1))
+        return padded.reshape(blocks, length, *part.shape[1:])
+
+    def add(total: Any, block: Any) -> tuple[Any, None]:
+        number, rows = block
+        return jax.tree.map(
+            jnp.add, total, value_and_grad(learned, conditionals, rows, jax.random.fold_in(key, number))
+        ), None
+
+    stacked = (jnp.arange(blocks), jax.tree.map(split, rows))
+    shapes = jax.eval_shape(
+        lambda: value_and_grad(learned, conditionals, jax.tree.map(lambda s: s[0], stacked[1]), key)
+    )
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(add, zero, stacked)[0]
+
+
+def _sample(
+    layer: Layer, mean: Float[Array, "B P"], variance: Float[Array, "B P"], key: PRNGKeyArray
+) -> Float[Array, "B P"]:
+    """Equation (15), with the noise between layers."""
+    if layer.noise is not None:
+        variance = variance + layer.noise.value
+    return mean + jnp.sqrt(variance) * jax.random.normal(key, mean.shape, mean.dtype)
+
+
+def _learned(model: DeepGP, q: tuple[Whitened, ...]) -> Any:
+    return partition(model)[0], q
+
+
+def _lower(q: tuple[Whitened, ...]) -> tuple[Whitened, ...]:
+    """Gradients of lower-triangular roots."""
+    return tuple(Whitened(layer.mean, jnp.tril(layer.root)) for layer in q)
+
+
+def _schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
+    """1 over the first half of the steps, then a cosine down to a tenth."""
+    share = jnp.clip(2.0 * steps.astype(dtype) / jnp.maximum(horizon, 1).astype(dtype) - 1.0, 0.0, 1.0)
+    return 0.55 + 0.45 * jnp.cos(jnp.pi * share)

@@ -1,0 +1,190 @@
+"""Doubly stochastic variational inference: depth 1 is SVGP, one natural step is the exact GP, blocks change nothing."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fathomgp.data import ArraySource
+from fathomgp.errors import SettingError
+from fathomgp.fitting import fit_model
+from fathomgp.inference import DSVI, dsvi
+from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence, natural_step, negative_data_term
+from fathomgp.inference.exact import condition, log_evidence
+from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
+from fathomgp.kernels import Matern52
+from fathomgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, RobustMax, StudentT
+from fathomgp.means import Zero
+from fathomgp.model import DeepGP, Layer, Recipe, Whitened, build_model
+from fathomgp.parameters import partition, real
+
+
+@pytest.fixture
+def data(rng):
+    x = rng.uniform(-2.0, 2.0, size=(30, 2))
+    return x, np.sin(2 * x[:, :1]) * x[:, 1:] + 0.1 * rng.normal(size=(30, 1))
+
+
+def shallow(z, noise=0.05) -> DeepGP:
+    return DeepGP((Layer(Matern52(0.8, 1.3), Zero(1), real(z), 1),), Gaussian(noise))
+
+
+def deep(x, likelihood=None, outputs=1, depth=3, **settings) -> DeepGP:
+    recipe = Recipe(variance=0.5)
+    likelihood = Gaussian(0.05) if likelihood is None else likelihood
+    return build_model(x, likelihood, outputs, depth=depth, num_inducing=6, recipe=recipe, **settings)
+
+
+def random_q(model, rng):
+    def one(q):
+        root = np.tril(0.3 * rng.normal(size=q.root.shape)) + np.eye(q.root.shape[1])
+        return Whitened(jnp.asarray(rng.normal(size=q.mean.shape)), jnp.asarray(root))
+
+    return tuple(one(q) for q in initial_q(model))
+
+
+def test_kl_is_that_of_the_textbook(data, rng):
+    q = random_q(deep(data[0]), rng)
+    expected = 0.0
+    for layer in q:
+        for output in range(layer.mean.shape[1]):
+            m, S = np.asarray(layer.mean[:, output]), np.asarray(layer.root[output] @ layer.root[output].T)
+            expected += 0.5 * (np.trace(S) + m @ m - len(m) - np.linalg.slogdet(S)[1])
+    assert float(kl_divergence(q)) == pytest.approx(expected, rel=1e-10)
+
+
+def test_depth_one_with_the_optimal_q_is_the_collapsed_bound(data, key):
+    x, y = data
+    batch = ArraySource(x, y).everything()
+    model = shallow(x[:8])
+    q = (optimal_q(model, batch),)
+    assert float(elbo(model, q, batch, key=key)) == pytest.approx(float(collapsed_elbo(model, batch)), abs=1e-6)
+    assert float(elbo(model, q, batch, key=key)) < float(log_evidence(shallow(x), batch))
+    assert float(elbo(model, initial_q(model), batch, key=key)) < float(elbo(model, q, batch, key=key))
+
+
+def test_one_natural_step_of_size_one_is_the_exact_gp(data, rng, key):
+    x, y = data
+    batch = ArraySource(x, y).everything()
+    model = shallow(x)
+    start = random_q(model, rng)
+    _, _, (_, gradient) = negative_data_term(model, start, batch, key=key, num_samples=1)
+    q, ok = natural_step(start[-1], gradient[-1], jnp.asarray(1.0))
+    assert bool(ok)
+    assert np.allclose(q.root, jnp.tril(q.root))
+    assert float(elbo(model, (q,), batch, key=key)) == pytest.approx(float(log_evidence(model, batch)), abs=1e-4)
+    new = jnp.asarray(rng.uniform(-2, 2, size=(5, 2)))
+    ours = dsvi._posterior(model, (q,), 1)[0].predict_f(new, key=key)
+    theirs = condition(model, batch).predict_f(new, key=key)
+    assert np.allclose(ours.means, theirs.means, atol=1e-5)
+    assert np.allclose(ours.variances, theirs.variances, atol=1e-5)
+
+
+def test_streamed_gradients_equal_plain_ones(data, rng, key, monkeypatch):
+    x, y = data
+    batch = ArraySource(x, y).everything()
+    model = deep(x, depth=1)
+    q = random_q(model, rng)
+    learned, constant = partition(model)
+
+    def plain(learned, q):
+        model = eqx.combine(learned, constant)
+        return -elbo(model, q, batch, key=key) - kl_divergence(q)
+
+    value, gradient = jax.value_and_grad(plain, (0, 1))(learned, q)
+    for block in (1024, 7):
+        monkeypatch.setattr(dsvi, "_BLOCK", block)
+        ours, _, streamed = negative_data_term(model, q, batch, key=key, num_samples=1)
+        assert float(ours) == pytest.approx(float(value), rel=1e-9)
+        for a, b in zip(jax.tree.leaves(streamed), jax.tree.leaves(gradient), strict=True):
+            assert np.allclose(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_the_bound_is_unbiased_in_both_ways(data, rng, key):
+    x, y = data
+    source = ArraySource(x, y)
+    model, batch = deep(x), source.everything()
+    q = random_q(model, rng)
+    estimate = jax.jit(lambda key: elbo(model, q, batch, key=key))
+    whole = np.asarray(jax.lax.map(estimate, jax.random.split(key, 2000)))
+    feed = source.feed(start=0, capacity=600, batch_size=5, batches_per_step=1, ordered=False, seed=1)
+    parts = jax.jit(lambda i, key: elbo(model, q, feed.batch(i), key=key))
+    parts = np.asarray([parts(jnp.asarray(i), jax.random.fold_in(key, i)) for i in range(600)])
+    error = 4.5 * np.hypot(whole.std() / np.sqrt(2000), parts.std() / np.sqrt(600))
+    assert abs(whole.mean() - parts.mean()) < error
+
+
+def test_mixed_precision_gradients_stay_close(data, rng, key):
+    x, y = data
+    model = deep(x)
+    q = random_q(model, rng)
+    gradients = []
+    for dtype in (np.float64, np.float32):
+        # A depth of one path: the noise must be the same numbers in both precisions, so there is none.
+        quiet = DeepGP(model.layers[:1], Gaussian(0.05))
+        batch = ArraySource(x, np.repeat(y, 2, axis=1), dtype=dtype).everything()
+        gradient = negative_data_term(quiet, q[:1], batch, key=key, num_samples=1)[2]
+        gradients.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)]))
+    error = np.linalg.norm(gradients[1] - gradients[0]) / np.linalg.norm(gradients[0])
+    assert error < 0.01
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets"),
+    [
+        (Gaussian(0.1), 2, lambda x: np.stack([x[:, 0], x[:, 1]], axis=1)),
+        (HeteroscedasticGaussian(), 1, lambda x: x[:, :1]),
+        (StudentT(), 1, lambda x: x[:, :1]),
+        (Poisson(), 1, lambda x: np.round(np.exp(x[:, :1]))),
+        (Bernoulli(), 1, lambda x: (x[:, :1] > 0).astype(float)),
+        (RobustMax(3), 1, lambda x: np.digitize(x[:, :1], [-0.7, 0.7]).astype(float)),
+    ],
+)
+def test_every_likelihood_trains_and_predicts(data, key, likelihood, outputs, targets):
+    x, _ = data
+    y = targets(x)
+    observed = np.ones(y.shape, bool)
+    observed[::5] = False
+    source = ArraySource(x, np.where(observed, y, 0.0), observed)
+    model = deep(x, likelihood, outputs, depth=2)
+    result = fit_model(DSVI(test_samples=4), model, source, key=key, max_iter=60, verbose=False)
+    objective = result.history["objective"]
+    assert np.all(result.history["ok"])
+    assert np.mean(objective[-10:]) < objective[0]
+    answer = result.posterior.predict_y(jnp.asarray(x), key=key)
+    density = answer.log_density(np.where(observed, y, np.nan) if outputs > 1 else y)
+    assert np.all(np.isfinite(density))
+
+
+def test_batched_prediction_equals_unbatched_and_samples_look_inside(data, key):
+    x, y = data
+    source = ArraySource(x, y)
+    result = fit_model(DSVI(test_samples=5), deep(x), source, key=key, max_iter=5, verbose=False)
+    posterior, rows = result.posterior, jnp.asarray(x)
+    whole = posterior.predict_f(rows, key=key)
+    parts = [posterior.predict_f(rows[i : i + 10], key=key) for i in range(0, 30, 10)]
+    assert np.allclose(whole.means, np.concatenate([part.means for part in parts], axis=1), atol=1e-10)
+    joint = posterior.predict_f(rows[:4], key=key, full_cov=True)
+    assert joint.covariances.shape == (5, 4, 4, 1)
+    inside = posterior.propagate(rows[:4], key=key)
+    assert [layer.shape for layer in inside] == [(5, 4, 2), (5, 4, 2), (5, 4, 1)]
+    assert posterior.sample_functions(key, 3)(rows[:4]).shape == (3, 4, 1)
+
+
+def test_skip_inputs_and_widths(data, key):
+    x, y = data
+    for settings in ({"skip_inputs": True}, {"hidden_dim": 1}, {"hidden_dim": [5, 3]}):
+        model = deep(x, **settings)
+        result = fit_model(DSVI(test_samples=2), model, ArraySource(x, y), key=key, max_iter=3, verbose=False)
+        assert np.all(np.isfinite(result.posterior.predict_f(jnp.asarray(x), key=key).means))
+
+
+def test_settings_are_checked():
+    with pytest.raises(SettingError, match="batch_size must be at least 1, but it is 0"):
+        DSVI(batch_size=0)
+    with pytest.raises(SettingError, match="natural is a step size between 0 and 1"):
+        DSVI(natural=2.0)
+    assert dataclasses.replace(DSVI(), steps=5).plan(10, None)[0].steps == 5
