@@ -66,9 +66,12 @@ def run_demo(
     """
     hurry = {} if max_iter is None else {"max_iter": max_iter}
     settings = {name: {**chosen, **hurry} for name, chosen in methods.items()}
-    sections: list[CurveSection | ScoreSection] = [_step_section(settings, tell), _diabetes_section(settings, tell)]
-    path = demo_report(sections, pathlib.Path(out) / "report.html")
-    return Demonstration(path, tuple((section.heading, row) for section in sections for row in section.scores))
+    sections: dict[str, CurveSection | ScoreSection] = {
+        "step function": _step_section(settings, tell),
+        "diabetes": _diabetes_section(settings, tell),
+    }
+    path = demo_report(list(sections.values()), pathlib.Path(out) / "report.html")
+    return Demonstration(path, tuple((name, row) for name, section in sections.items() for row in section.scores))
 
 
 def _step_section(methods: Mapping[str, Mapping[str, Any]], tell: Callable[[str], None]) -> CurveSection:

@@ -120,6 +120,6 @@ def _show_ranks(rows: Sequence[Mapping[str, str]], out: Path) -> None:
         {"method": name, "average rank": f"{rank:.2f}", "seconds a fit": f"{seconds['', name].mean:.1f}"}
         for name, rank in sorted(ranks.items(), key=lambda item: item[1])
     ]
-    show_table(table, title=f"Average rank by log-likelihood over {pairs} splits of datasets (1 is best)")
+    show_table(table, title=f"Average rank by log-likelihood over {pairs} dataset splits (1 is best)")
     diagram = bench.save_rank_diagram(ranks, pairs, out.with_name(f"{out.stem}_ranks.png"))
     typer.echo(f"Diagram: {diagram}")

@@ -24,5 +24,5 @@ def demo(
             console.print(f"Fitting {message}", highlight=False)
 
         result = run_demo(out, max_iter=max_iter, tell=tell)
-    show_table([{"data": heading, **row} for heading, row in result.scores])
+    show_table([{"data": name, **row} for name, row in result.scores])
     typer.echo(f"Report: {result.path.resolve()}")
