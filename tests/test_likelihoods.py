@@ -33,8 +33,6 @@ LIKELIHOOD_CASES = {
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", LIKELIHOOD_CASES)
 def test_conformance(name, check, key):
-    if (name, check) == ("robustmax", "log_z"):
-        pytest.skip("the Gauss-Hermite error exceeds Monte Carlo's here: see test_robustmax_probabilities")
     CHECKS[check](LIKELIHOOD_CASES[name](), 1, key)
 
 
@@ -118,7 +116,7 @@ def test_cdf_against_numerical_integration(name):
         "poisson": lambda f, t: stats.poisson.cdf(t, np.exp(f)),
     }
     np.testing.assert_allclose(
-        eqx.filter_jit(likelihood.cdf)(MEAN, VARIANCE, y), reference(cdf[name], y), rtol=1e-9, atol=1e-10
+        eqx.filter_jit(likelihood.cdf)(MEAN, VARIANCE, y), reference(cdf[name], y), rtol=1e-8, atol=1e-9
     )
 
 

@@ -237,9 +237,9 @@ class Predictive(eqx.Module):
         if not self._is_real:
             name = type(self.likelihood).__name__
             raise SettingError(f"covariance() is for real-valued y, but the likelihood is {name}: use sample.")
-        mixture, likelihood = cast((_on_device(self.mixture), self.likelihood), jnp.float64)
-        latent = mixture.covariances[..., : len(self.shift)]
-        answer = np.asarray(_ask_block(_answers.covariance, _block(mixture, likelihood), latent))
+        block = _block(_on_device(self.mixture), cast(self.likelihood, jnp.float64))
+        latent = jnp.asarray(self.mixture.covariances[..., : len(self.shift)], jnp.float64)
+        answer = np.asarray(_ask_block(_answers.covariance, block, latent))
         answer = answer * self._numpy_scale**2
         return answer[..., 0] if self.squeeze else answer
 
@@ -301,8 +301,8 @@ class Predictive(eqx.Module):
         return np.moveaxis(self._ask(_answers.observe, numbers, extra=(components, key), block_rows=block_rows), 1, 0)
 
     def _joint(self, components: Array, key: PRNGKeyArray) -> np.ndarray:
-        mixture, likelihood = cast((_on_device(self.mixture), self.likelihood), jnp.float64)
-        block = _block(mixture, likelihood)
+        mixture = _on_device(self.mixture)
+        block = _block(mixture, cast(self.likelihood, jnp.float64))
         draws, ok = _ask_block(_answers.observe_jointly, block, mixture.covariances, components, key)
         if not bool(ok):
             raise NotPositiveDefiniteError(

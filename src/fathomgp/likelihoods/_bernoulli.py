@@ -1,5 +1,6 @@
 """Two classes."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
@@ -19,10 +20,7 @@ class Bernoulli(AbstractClassLikelihood):
         [[0.5, 0.5]]
     """
 
-    @property
-    def num_classes(self) -> int:
-        """Two."""
-        return 2
+    num_classes: int = eqx.field(static=True, init=False, default=2)
 
     def num_latents(self, num_outputs: int) -> int:
         """One latent function an output."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.likelihoods._base import AbstractLikelihood
 from fathomgp.likelihoods._checks import refuse, refuse_infinite
-from fathomgp.likelihoods._quadrature import expectation, log_expectation, log_gamma_rule
+from fathomgp.likelihoods._quadrature import expectation, log_expectation, log_gamma_average_rule
 from fathomgp.likelihoods._special import safe_exp, safe_sqrt
 
 _NUM_NODES = 64
@@ -67,8 +67,8 @@ class Poisson(AbstractLikelihood):
         some_count, some_mean = jnp.where(narrow, count, 1.0), jnp.where(narrow, mean, 0.0)
         some_variance = jnp.where(narrow, variance, 0.0)
         over_f = expectation(lambda f: gammaincc(some_count, safe_exp(f)), some_mean, some_variance)
-        u, log_weights = log_gamma_rule(count, jnp.ones_like(count), jnp.full_like(count, -jnp.inf))
-        over_gamma = jnp.sum(jnp.exp(log_weights) * ndtr((u - mean[None]) / safe_sqrt(variance)[None]), axis=0)
+        u, weights = log_gamma_average_rule(count)
+        over_gamma = jnp.sum(weights * ndtr((u - mean[None]) / safe_sqrt(variance)[None]), axis=0)
         return jnp.where(y < 0.0, 0.0, jnp.where(narrow, over_f, over_gamma))
 
     def sample(self, f: Float[Array, "N Q"], *, key: PRNGKeyArray) -> Float[Array, "N P"]:

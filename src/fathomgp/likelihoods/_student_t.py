@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from fathomgp.likelihoods._base import AbstractLikelihood
 from fathomgp.likelihoods._checks import refuse_infinite
-from fathomgp.likelihoods._quadrature import expectation, log_gamma_rule
+from fathomgp.likelihoods._quadrature import expectation, log_gamma_average_rule, log_gamma_rule
 from fathomgp.parameters import Parameter, positive
 
 #: Targets are standardised, so this bounds the scale to a thousandth of their standard deviation.
@@ -84,10 +84,10 @@ class StudentT(AbstractLikelihood):
         self, mean: Float[Array, "N Q"], variance: Float[Array, "N Q"], y: Float[Array, "N P"]
     ) -> Float[Array, "N P"]:
         """``E_t[Phi((y - mean) / sqrt(variance + df scale^2 / (2 t)))]`` under ``t ~ Gamma(df/2)``."""
-        df, spread = self._df_and_spread(y.shape)
-        u, log_weights = log_gamma_rule(0.5 * df, jnp.ones_like(df), jnp.full_like(df, -jnp.inf))
+        df, spread = self._df_and_spread((1, y.shape[1]))
+        u, weights = log_gamma_average_rule(0.5 * df)
         noise = 0.5 * spread[None] * jnp.exp(-u)
-        terms = jnp.exp(log_weights) * ndtr((y - mean)[None] / jnp.sqrt(variance[None] + noise))
+        terms = weights * ndtr((y - mean)[None] / jnp.sqrt(variance[None] + noise))
         return jnp.sum(terms, axis=0)
 
     def sample(self, f: Float[Array, "N Q"], *, key: PRNGKeyArray) -> Float[Array, "N P"]:

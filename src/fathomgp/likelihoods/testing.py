@@ -209,8 +209,9 @@ def _scores(likelihood: AbstractLikelihood, mean: Array, variance: Array, y: Arr
 
 def _on_grid(likelihood: AbstractLikelihood, mean: Array, variance: Array, grid: np.ndarray) -> dict[str, np.ndarray]:
     """The scores of every row at every point of a grid of targets (G, N, P)."""
-    repeated = (jnp.tile(x, (len(grid), 1)) for x in (mean, variance))
-    table = _scores(likelihood, *repeated, jnp.asarray(grid.reshape(-1, grid.shape[2])))
+    times = (len(grid), 1)
+    targets = jnp.asarray(grid.reshape(-1, grid.shape[2]))
+    table = _scores(likelihood, jnp.tile(mean, times), jnp.tile(variance, times), targets)
     return {name: x.reshape(grid.shape) for name, x in table.items()}
 
 
