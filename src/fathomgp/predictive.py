@@ -180,7 +180,8 @@ class Predictive(eqx.Module):
         r"""The continuous ranked probability score :math:`E|Y - y| - \tfrac12 E|Y - Y'|`, in the units of y.
 
         A closed form under Gaussian noise. Otherwise :math:`\int (F(x) - 1[x \ge y])^2 dx` by Gauss-Legendre between
-        quantiles (about 1e-6 of the standard deviation when the components overlap), or the sum for counts and labels.
+        rough quantiles (1e-5 of the score when the components overlap); for counts and labels the sum, in cells where
+        it is long (1e-3).
         """
         targets = self._check(self._read(y))
         answer = self._ask(_answers.crps, np.nan_to_num(self._standardise(targets))) * self._numpy_scale
