@@ -18,7 +18,7 @@ def fit(
     data: Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file of numbers.")],
     target: Annotated[str, typer.Option(help="The column to predict; several with commas between them.")],
     out: Annotated[Path, typer.Option(help="The directory for the model and its report.")],
-    method: Annotated[str | None, typer.Option(help="How to fit: exact or sgpr.")] = None,
+    method: Annotated[str | None, typer.Option(help="How to fit: exact, sgpr, ...")] = None,
     depth: Annotated[int | None, typer.Option(help="The number of GP layers.")] = None,
     num_inducing: Annotated[int | None, typer.Option(help="Inducing points a layer.")] = None,
     hidden_dim: Annotated[
