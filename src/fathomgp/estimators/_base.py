@@ -80,7 +80,8 @@ class _DeepGPEstimator(BaseEstimator):
         if self.precision == "single":
             model = cast(model, np.float32)
         if self.batch_size is not None:
-            inference = dataclasses.replace(inference, batch_size=self._batch_size(source.num_data))
+            size = self._batch_size(source.num_data)
+            inference = dataclasses.replace(inference, batch_size=size)  # type: ignore[call-arg]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = fit_model(
