@@ -10,7 +10,7 @@ import pathlib
 # Tests compile hundreds of tiny programs and run each a few times: XLA's optimiser would cost more than it saves.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
-from jaxtyping import install_import_hook  # noqa: E402
+from jaxtyping import install_import_hook
 
 _HOOK = install_import_hook("fathomgp", "typechecker.check")
 _HOOK.__enter__()

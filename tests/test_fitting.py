@@ -118,6 +118,23 @@ def test_early_stopping_ends_a_flat_phase(rng):
     assert rule.stops(flat)
 
 
+def test_early_stopping_leaves_failed_steps_out(rng):
+    flat = 0.01 * rng.normal(size=1000)
+    flat[::97] = np.nan
+    assert EarlyStopping(window=50, patience=2, tolerance=1e-2).stops(flat)
+
+
+def test_every_row_once_an_epoch_and_the_same_batches_from_anywhere():
+    source = toy.tiny_source(10)
+    whole = np.asarray(source.feed(start=0, count=10, capacity=12, batch_size=3, seed=5).rows)
+    assert np.array_equal(np.sort(whole[:10].ravel()), np.repeat(np.arange(10), 3))
+    assert np.array_equal(np.sort(whole.ravel()[:10]), np.arange(10))
+    later = np.asarray(source.feed(start=4, count=3, capacity=3, batch_size=3, seed=5).rows)
+    assert np.array_equal(later, whole[4:7])
+    pairs = source.feed(start=0, count=2, capacity=2, batch_size=3, batches_per_step=2, ordered=True)
+    assert np.asarray(pairs.rows).tolist() == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 0, 1]]]
+
+
 def test_early_stopping_looks_at_fixed_steps(key, monkeypatch):
     rule = EarlyStopping(window=10, patience=1, tolerance=10.0)
     lengths = set()
@@ -134,6 +151,8 @@ def test_a_checkpoint_of_another_run_is_refused(key, tmp_path):
         run(jax.random.fold_in(key, 1), checkpointing=settings)
     with pytest.raises(ModelFileError, match="its max_iter is None, here it is 20"):
         run(key, max_iter=20, checkpointing=settings)
+    with pytest.raises(ModelFileError, match="its early_stopping is None"):
+        run(key, early_stopping=EarlyStopping(), checkpointing=settings)
 
 
 CHILD = textwrap.dedent(

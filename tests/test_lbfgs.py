@@ -5,11 +5,21 @@ import pytest
 import scipy.optimize
 
 import toy
-from fathomgp.inference._lbfgs import best_model, lbfgs_begin, lbfgs_init, lbfgs_shuffle, lbfgs_step, model_to_point
+from fathomgp.errors import NonFiniteError
+from fathomgp.inference._lbfgs import (
+    best_model,
+    fitted_model,
+    lbfgs_begin,
+    lbfgs_init,
+    lbfgs_shuffle,
+    lbfgs_step,
+    model_to_point,
+)
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian
 from fathomgp.means import Zero
 from fathomgp.model import DeepGP, Layer
+from fathomgp.parameters import freeze
 
 
 def model_with(values) -> DeepGP:
@@ -20,7 +30,7 @@ def model_with(values) -> DeepGP:
 
 
 def minimise(function, start, max_steps=500, tolerance=1e-10):
-    objective = lambda model: function(model_to_point(model))  # noqa: E731
+    objective = lambda model: (function(model_to_point(model)), jnp.zeros(()))  # noqa: E731
     step = jax.jit(lambda state: lbfgs_step(objective, state, tolerance=tolerance))
     state = lbfgs_begin(lbfgs_init(model_with(start)), model_with(start))
     count, done = 0, False
@@ -65,7 +75,7 @@ def test_non_finite_regions_are_backed_away_from():
 
 def test_the_best_start_is_kept(key):
     start = model_with([1.0, 1.0, 1.0])
-    bowl = lambda model: jnp.sum(model_to_point(model) ** 2)  # noqa: E731
+    bowl = lambda model: (jnp.sum(model_to_point(model) ** 2), jnp.zeros(()))  # noqa: E731
     state = lbfgs_begin(lbfgs_init(start), start)
     for _ in range(30):
         state, _ = lbfgs_step(bowl, state, tolerance=1e-9)
@@ -73,7 +83,30 @@ def test_the_best_start_is_kept(key):
     state = lbfgs_begin(state, lbfgs_shuffle(state, spread=3.0, key=key))
     state, _ = lbfgs_step(bowl, state, tolerance=1e-9)
     assert float(state.value) > good
-    assert float(bowl(best_model(state))) == pytest.approx(good)
+    assert float(bowl(best_model(state))[0]) == pytest.approx(good)
+
+
+def test_restarts_stay_around_the_first_start(key):
+    state = lbfgs_init(toy.tiny_model())
+    for number in range(20):
+        start = lbfgs_shuffle(state, spread=1.0, key=jax.random.fold_in(key, number))
+        state = lbfgs_begin(state, start)
+    assert np.max(np.abs(model_to_point(start) - state.origin)) <= 1.0
+
+
+def test_a_start_without_a_finite_value_is_over_at_once():
+    nowhere = lambda model: (jnp.sum(model_to_point(model)) * jnp.nan, jnp.zeros(()))  # noqa: E731
+    state, info = lbfgs_step(nowhere, lbfgs_init(toy.tiny_model()), tolerance=1e-9)
+    assert bool(info.done)
+    with pytest.raises(NonFiniteError, match="not finite at any start"):
+        fitted_model(state)
+
+
+def test_nothing_to_learn_is_done_at_once():
+    frozen = freeze(toy.tiny_model())
+    state, info = lbfgs_step(lambda model: (jnp.ones(()), jnp.zeros(())), lbfgs_init(frozen), tolerance=1e-9)
+    assert bool(info.done)
+    assert float(fitted_model(state).likelihood.variance.value) == pytest.approx(0.1)
 
 
 def test_first_start_is_the_recipes_own_and_later_ones_differ(key):

@@ -16,8 +16,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fathomgp import DeepGPRegressor, load
 from fathomgp.errors import DataError, DataWarning, FathomWarning, ModelFileError, SettingError
-from fathomgp.inference import SGPR, Exact
+from fathomgp.inference import DSVI, SGPR, Exact
 from fathomgp.kernels import RBF, Linear
+from fathomgp.likelihoods import Gaussian
+from fathomgp.model import Recipe
+from fathomgp.parameters import freeze
 
 QUICK = Exact(restarts=0)
 
@@ -218,6 +221,49 @@ def test_kernels_may_be_objects_and_messages_are_kept(table):
     assert model.messages_ == []
     assert model.n_iter_ == 10
     assert len(model.history_["objective"]) == 10
+
+
+@pytest.mark.parametrize("method", ["exact", "sgpr"])
+def test_single_precision_is_close(table, method):
+    X, y = table
+    settings = {"random_state": 0, "num_inducing": 20, "max_iter": 30}
+    exact = DeepGPRegressor(method, **settings).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FathomWarning)  # float32 may need more jitter, and says so
+        single = DeepGPRegressor(method, precision="single", **settings).fit(X, y)
+    assert single.predict(X).dtype == np.float64
+    assert np.allclose(single.predict(X), exact.predict(X), atol=0.1 * np.std(y))
+    with pytest.raises(SettingError, match="has no precision 'mixed'"):
+        DeepGPRegressor(method, precision="mixed").fit(X, y)
+
+
+def test_deep_models_fit_save_and_load(table, tmp_path):
+    X, y = table
+    settings = {"num_inducing": 10, "max_iter": 20, "kernel": RBF(), "random_state": 0}
+    model = DeepGPRegressor(DSVI(test_samples=6), batch_size=32, precision="mixed", **settings).fit(X, y)
+    assert model.model_.depth == 2
+    assert model.score(X, y) > 0.0
+    model.save(tmp_path)
+    assert np.array_equal(load(tmp_path).predict(X), model.predict(X))
+    assert np.allclose(model.predict(X[:3]), model.predict(X)[:3], rtol=1e-5)
+    with pytest.warns(DataWarning, match="batch_size is 5000 but there are 60 rows"):
+        DeepGPRegressor(DSVI(test_samples=2), batch_size=5000, **{**settings, "max_iter": 1}).fit(X, y)
+
+
+def test_a_failed_refit_changes_nothing(table):
+    X, y = table
+    model = DeepGPRegressor(QUICK, max_iter=5, random_state=0).fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(SettingError, match="fits one layer"):
+        model.set_params(depth=2).fit(1e3 * X, y)
+    assert np.array_equal(model.predict(X), before)
+
+
+def test_given_hyperparameters_are_kept(table):
+    kernel, noise = freeze(RBF(0.7)), freeze(Gaussian(0.1))
+    model = DeepGPRegressor("exact", kernel=kernel, likelihood=noise, recipe=Recipe(), random_state=0).fit(*table)
+    with jax.enable_x64(True):
+        assert float(model.model_.layers[0].kernel.lengthscale.value) == pytest.approx(0.7)
 
 
 def test_import_changes_no_setting():

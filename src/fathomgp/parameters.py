@@ -76,14 +76,6 @@ def positive(
     return Parameter(jnp.log(array - jnp.asarray(lower, array.dtype)), float(lower), trainable)
 
 
-def with_value(parameter: Parameter, value: ArrayLike) -> Parameter:
-    """The same parameter (constraint, trainable or not) with another value."""
-    array = jnp.asarray(value, parameter.raw.dtype)
-    if parameter.lower is not None:
-        array = jnp.log(array - jnp.asarray(parameter.lower, array.dtype))
-    return Parameter(array, parameter.lower, parameter.trainable)
-
-
 def freeze(model: T, where: Callable[[T], Any] = lambda model: model) -> T:
     """A copy of ``model`` in which the parameters below ``where(model)`` are constants."""
     return _set_trainable(model, where, False)

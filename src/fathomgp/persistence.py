@@ -25,11 +25,13 @@ import numpy as np
 
 from fathomgp._version import __version__
 from fathomgp.errors import ModelFileError
+from fathomgp.model import Recipe
 
 #: Raised with every change that old readers cannot read; older numbers stay readable.
 FORMAT = 1
 _MAGIC = "fathomgp"
-_registry: dict[str, type] = {}
+#: Classes that files may name, beside fathomgp's own modules.
+_registry: dict[str, type] = {f"{Recipe.__module__}.{Recipe.__qualname__}": Recipe}
 
 C = TypeVar("C", bound=type)
 
@@ -130,10 +132,17 @@ def _write_atomically(path: pathlib.Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private, but models are shared
         os.replace(temporary, path)
     except BaseException:
         pathlib.Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _arrays_to_bytes(arrays: dict[str, np.ndarray]) -> bytes:
@@ -261,7 +270,7 @@ def _class_name(cls: type) -> str:
 
 
 def _find_class(name: str) -> Any:
-    """A registered class, or one of fathomgp's own modules and dataclasses that is already imported."""
+    """A registered class, or one of fathomgp's own ``eqx.Module`` classes that is already imported."""
     if name in _registry:
         return _registry[name]
     for cls in _all_subclasses(eqx.Module):

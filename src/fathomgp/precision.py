@@ -1,8 +1,8 @@
 """Floating point: the float64 scope of the public entry points, and constants scaled by dtype.
 
-Importing fathomgp changes no global setting. The public entry points (estimators, posteriors, predictives, ``load``
-and the command line) run inside a float64 scope instead, through one decorator, :func:`double_precision`.
-Whoever calls kernels, layers or algorithms directly chooses the precision with ``jax.enable_x64``.
+Importing fathomgp changes no global setting. The public entry points (estimators, predictives, ``load`` and the
+command line) run inside a float64 scope instead, through one decorator, :func:`double_precision`. Whoever calls kernels, layers,
+algorithms or posteriors directly chooses the precision with ``jax.enable_x64``.
 """
 
 import functools
@@ -37,7 +37,7 @@ def default_float() -> jnp.dtype:
 def variance_floor(dtype: Any) -> float:
     """The smallest variance kept, as a share of a unit scale: 1e-12 in float64, 1e-6 or so in float32.
 
-    Differences of large numbers lose about ``eps`` of their scale; below a few hundred ``eps`` a variance is rounding.
+    Differences of large numbers lose a few ``eps`` of their scale: below that a variance is rounding.
     """
     return max(1e-12, 10.0 * float(jnp.finfo(dtype).eps))
 

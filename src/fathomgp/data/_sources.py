@@ -22,7 +22,7 @@ class Batch(eqx.Module):
     Attributes:
         x: inputs.
         y: outputs; 0.0 where missing.
-        observed: true where an output was measured.
+        observed: true where an output was measured; false in rows of padding.
         weight: 1 for a real row, 0 for padding.
         index: the row's number in the source, for algorithms that keep something a datum.
         num_data: how many real rows the source holds, N: sums over a batch are scaled to it.
@@ -91,9 +91,17 @@ class AbstractSource(abc.ABC):
 
     @abc.abstractmethod
     def feed(
-        self, *, start: int, capacity: int, batch_size: int | None, batches_per_step: int, ordered: bool, seed: int
+        self,
+        *,
+        start: int,
+        count: int,
+        capacity: int,
+        batch_size: int | None,
+        batches_per_step: int = 1,
+        ordered: bool = False,
+        seed: int = 0,
     ) -> AbstractFeed:
-        """The batches of the steps ``start, ..., start + capacity - 1`` of a phase."""
+        """The batches of the steps ``start, ..., start + count - 1`` of a phase, in arrays for ``capacity`` steps."""
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -133,14 +141,23 @@ class ArraySource(AbstractSource):
         return self.x[rows], self.y[rows], self.observed[rows]
 
     def feed(
-        self, *, start: int, capacity: int, batch_size: int | None, batches_per_step: int, ordered: bool, seed: int
+        self,
+        *,
+        start: int,
+        count: int,
+        capacity: int,
+        batch_size: int | None,
+        batches_per_step: int = 1,
+        ordered: bool = False,
+        seed: int = 0,
     ) -> AbstractFeed:
         """All rows when ``batch_size`` covers them, else rows drawn without replacement, epoch after epoch."""
         if batch_size is None or (batch_size >= self.num_data and batches_per_step == 1 and not ordered):
             return FullFeed(self.everything())
         size = min(batch_size, self.num_data)
         width = size * batches_per_step
-        rows = self._positions(start * width, capacity * width, ordered, seed).astype(np.int32)
+        rows = np.zeros(capacity * width, np.int32)
+        rows[: count * width] = self._positions(start * width, count * width, ordered, seed)
         shape = (capacity, size) if batches_per_step == 1 else (capacity, batches_per_step, size)
         return IndexFeed(self._on_device(self.num_data), jnp.asarray(rows.reshape(shape)))
 
@@ -153,15 +170,14 @@ class ArraySource(AbstractSource):
 
     def _positions(self, first: int, count: int, ordered: bool, seed: int) -> np.ndarray:
         """Entries ``first, ..., first + count - 1`` of the endless row sequence: one permutation an epoch."""
-        positions = np.arange(first, first + count)
-        epochs, offsets = positions // self.num_data, positions % self.num_data
+        size, last = self.num_data, first + count
         if ordered:
-            return offsets
-        rows = np.empty(count, np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            rows[here] = self._permutation(seed, int(epoch))[offsets[here]]
-        return rows
+            return np.arange(first, last) % size
+        pieces = []
+        for epoch in range(first // size, -(-last // size)):
+            begin, end = max(first - epoch * size, 0), min(last - epoch * size, size)
+            pieces.append(self._permutation(seed, epoch)[begin:end])
+        return np.concatenate(pieces)
 
     def _permutation(self, seed: int, epoch: int) -> np.ndarray:
         if (seed, epoch) not in self._permutations:

@@ -14,17 +14,17 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from fathomgp.data import ArraySource, Standardizer, read_inputs, read_targets
+from fathomgp.data import ArraySource, Standardizer, Targets, read_inputs, read_targets
 from fathomgp.errors import DataWarning, SettingError
 from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_method
-from fathomgp.fitting import Checkpointing, fit_model
+from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.model import build_model
 from fathomgp.parameters import cast
 from fathomgp.persistence import save_bundle
 from fathomgp.precision import double_precision
-from fathomgp.predictive import Mixture, Predictive
+from fathomgp.predictive import Mixture, Predictive, concatenate_rows
 
 #: Rows predicted at a time: bounds memory, and small requests are padded to few compiled shapes.
 _BLOCK = 4096
@@ -46,6 +46,7 @@ _FITTED = (
     "classes_",
     "_squeeze",
     "_seed",
+    "_dtype",
 )
 
 
@@ -53,21 +54,30 @@ class _DeepGPEstimator(BaseEstimator):
     """The machinery; the two public classes add their targets and their predictions."""
 
     @double_precision
-    def _fit(self, X: Any, Y: Any, likelihood: AbstractLikelihood, *, target_names=None) -> "_DeepGPEstimator":
-        """Fit to X and to targets that are already numbers; ``Y`` is (values, observed, squeeze)."""
-        values, observed, self._squeeze = Y
-        self.target_names_ = None if target_names is None else list(target_names)
+    def _fit(self, X: np.ndarray, targets: Targets, likelihood: AbstractLikelihood) -> "_DeepGPEstimator":
+        """Fit to inputs and targets that are already numbers. Nothing is changed unless the fit succeeds."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fitted = self._run_fit(X, targets, likelihood)
+        messages = [str(warning.message) for warning in caught]
+        for name, value in {**fitted, "messages_": messages}.items():
+            setattr(self, name, value)
+        for warning in caught:
+            warnings.warn(warning.message, warning.category, stacklevel=4)
+        return self
+
+    def _run_fit(self, X: np.ndarray, targets: Targets, likelihood: AbstractLikelihood) -> dict[str, Any]:
+        """The fitted attributes."""
         method, inference = find_method(self.method)
-        self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.x_scaler_ = Standardizer.fit(X)
-        self.y_scaler_ = Standardizer.identity(values.shape[1])
+        seed = self._draw_seed()
+        x_scaler, y_scaler = Standardizer.fit(X), Standardizer.identity(targets.Y.shape[1])
         if likelihood.scales_targets:
-            self.y_scaler_ = Standardizer.fit(values, observed)
-        scaled = np.where(observed, self.y_scaler_.transform(values), 0.0)
-        inputs = np.asarray(self.x_scaler_.transform(X))
-        source = ArraySource(inputs, scaled, observed, dtype=PRECISIONS[self.precision])
+            y_scaler = Standardizer.fit(targets.Y, targets.observed)
+        scaled = np.where(targets.observed, y_scaler.transform(targets.Y), 0.0)
+        inputs = np.asarray(x_scaler.transform(X))
+        source = ArraySource(inputs, scaled, targets.observed, dtype=PRECISIONS[self.precision])
         model = build_model(
-            source.subset(_RECIPE_ROWS, seed=self._seed)[0],
+            inputs if len(inputs) <= _RECIPE_ROWS else source.subset(_RECIPE_ROWS, seed=seed)[0],
             likelihood,
             source.num_outputs,
             recipe=self.recipe,
@@ -75,33 +85,41 @@ class _DeepGPEstimator(BaseEstimator):
             num_inducing=self._num_inducing(source.num_data) if method.uses_inducing else None,
             hidden_dim=self.hidden_dim,
             kernel=self.kernel,
-            seed=self._seed,
+            seed=seed,
         )
-        if self.precision == "single":
-            model = cast(model, np.float32)
+        # Kernels and likelihoods that users build outside the float64 scope hold float32.
+        model = cast(model, np.float32 if self.precision == "single" else np.float64)
         if self.batch_size is not None:
             size = self._batch_size(source.num_data)
             inference = dataclasses.replace(inference, batch_size=size)  # type: ignore[call-arg]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result = fit_model(
-                inference,
-                model,
-                source,
-                key=jax.random.key(self._seed),
-                max_iter=self.max_iter,
-                checkpointing=None if self.checkpoint is None else Checkpointing(self.checkpoint),
-                callbacks=self.callbacks or (),
-                verbose=self.verbose,
-            )
-        for warning in caught:
-            warnings.warn(warning.message, warning.category, stacklevel=4)
-        self.posterior_ = result.posterior
-        self.history_ = result.history
-        self.messages_ = [str(warning.message) for warning in caught]
-        self.fit_seconds_ = result.seconds
-        self.n_iter_ = max(1, len(result.history.get("step", ())))
-        return self
+        result = fit_model(
+            inference,
+            model,
+            source,
+            key=jax.random.key(seed),
+            max_iter=self.max_iter,
+            early_stopping=EarlyStopping() if self.early_stopping else None,
+            checkpointing=None if self.checkpoint is None else Checkpointing(self.checkpoint),
+            callbacks=self.callbacks or (),
+            verbose=self.verbose,
+        )
+        return {
+            "posterior_": result.posterior,
+            "history_": result.history,
+            "fit_seconds_": result.seconds,
+            "n_iter_": max(1, len(result.history.get("step", ()))),
+            "target_names_": None if targets.names is None else list(targets.names),
+            "x_scaler_": x_scaler,
+            "y_scaler_": y_scaler,
+            "_squeeze": targets.squeeze,
+            "_seed": seed,
+            "_dtype": np.dtype(PRECISIONS[self.precision]),
+        }
+
+    def _draw_seed(self) -> int:
+        # A checkpoint can only be resumed by a run with the same seed.
+        random_state = 0 if self.random_state is None and self.checkpoint is not None else self.random_state
+        return int(check_random_state(random_state).randint(2**31 - 1))
 
     @property
     def model_(self):
@@ -112,10 +130,7 @@ class _DeepGPEstimator(BaseEstimator):
     @double_precision
     def predict_distribution(self, X: Any) -> Predictive:
         """The whole answer: a :class:`~fathomgp.predictive.Predictive` with mean, std, quantiles, log density, ..."""
-        blocks = [mixture for _, mixture in self._mixtures(self._read(X))]
-        means = np.concatenate([block.means for block in blocks], axis=1)
-        variances = np.concatenate([block.variances for block in blocks], axis=1)
-        return self._predictive(Mixture(blocks[0].log_weights, means, variances, None))
+        return self._predictive(concatenate_rows([mixture for _, mixture in self._mixtures(self._read(X))]))
 
     def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray) -> np.ndarray:
         """Quantiles of y: one row of answers a quantile when ``q`` is a list, like ``numpy.quantile``."""
@@ -199,7 +214,7 @@ class _DeepGPEstimator(BaseEstimator):
     def _mixture(self, inputs: np.ndarray, block: int) -> Mixture:
         x = np.asarray(self.x_scaler_.transform(inputs))
         padded = np.concatenate([x, np.repeat(x[-1:], block - len(x), axis=0)])
-        mixture = _predict_f(self.posterior_, jnp.asarray(padded, PRECISIONS[self.precision]), self._prediction_key())
+        mixture = _predict_f(self.posterior_, jnp.asarray(padded, self._dtype), self._prediction_key())
         means, variances = np.asarray(mixture.means), np.asarray(mixture.variances)
         return Mixture(np.asarray(mixture.log_weights), means[:, : len(x)], variances[:, : len(x)], None)
 
@@ -228,5 +243,5 @@ def _predict_f(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> Mi
 
 def _block_rows(rows: int, samples: int) -> int:
     """Rows a block: a power of two, smaller where many samples are kept for each row."""
-    largest = max(256, _BLOCK // max(1, samples // 8))
+    largest = max(256, _BLOCK // (1 << max(0, samples // 8).bit_length()))
     return min(largest, max(16, 1 << (rows - 1).bit_length()))

@@ -11,7 +11,6 @@ from sklearn.utils import check_random_state
 from fathomgp.data import read_inputs, read_targets
 from fathomgp.errors import SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
-from fathomgp.estimators._settings import PRECISIONS
 from fathomgp.likelihoods import AbstractLikelihood, likelihood_from_name
 from fathomgp.precision import double_precision
 
@@ -35,6 +34,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         precision: ``"double"``; ``"mixed"`` (dsvi: data in float32, M x M algebra in float64: faster); ``"single"``.
         missing: what NaN in ``y`` means: ``"error"`` refuses it, ``"mask"`` takes it as not measured.
         recipe: the name of the initial values, see :data:`fathomgp.model.RECIPES`.
+        early_stopping: whether a fit may end before its last step when its objective stands still.
         checkpoint: a directory; the fit saves itself there every minute and resumes from there if it was interrupted.
         callbacks: functions called during the fit with a dictionary (phase, step, steps, objective, seconds).
         random_state: a seed; the same seed gives the same fit.
@@ -74,6 +74,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         precision: Any = "double",
         missing: Any = "error",
         recipe: Any = "default",
+        early_stopping: Any = False,
         checkpoint: Any = None,
         callbacks: Any = None,
         random_state: Any = None,
@@ -91,6 +92,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         self.precision = precision
         self.missing = missing
         self.recipe = recipe
+        self.early_stopping = early_stopping
         self.checkpoint = checkpoint
         self.callbacks = callbacks
         self.random_state = random_state
@@ -104,7 +106,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         inputs, _ = read_inputs(X, estimator=self, reset=True)
         targets = read_targets(y, missing=self.missing, kind=likelihood.target_kind, num_rows=len(inputs))
         likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
-        return self._fit(inputs, (targets.Y, targets.observed, targets.squeeze), likelihood, target_names=targets.names)
+        return self._fit(inputs, targets, likelihood)
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """Means of y, with standard deviations or covariances between rows of y (noise included) if asked for."""
@@ -137,7 +139,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         return self._predictive(self.posterior_.predict_f(x, key=self._prediction_key(), full_cov=True))
 
     def _to_device(self, inputs: np.ndarray) -> jax.Array:
-        return jnp.asarray(self.x_scaler_.transform(inputs), PRECISIONS[self.precision])
+        return jnp.asarray(self.x_scaler_.transform(inputs), self._dtype)
 
     def _likelihood(self) -> AbstractLikelihood:
         likelihood = self.likelihood

@@ -64,10 +64,10 @@ class Checkpointer:
         by_steps = settings.every_steps is not None and total - self._last_step >= settings.every_steps
         return by_time or by_steps
 
-    @property
-    def steps_until_due(self) -> int | None:
+    def steps_until_due(self, total: int) -> int | None:
         """How many steps a chunk may have so that checkpoints by steps are written on time."""
-        return self._settings.every_steps
+        every = self._settings.every_steps
+        return None if every is None else max(1, every - (total - self._last_step))
 
     def write(self, position: Position, state: Any, guard: Guard, history: dict[str, np.ndarray]) -> None:
         """Write the checkpoint."""

@@ -7,6 +7,7 @@ batch t, so a run resumed from a checkpoint equals an uninterrupted one bit for 
 
 import contextlib
 import dataclasses
+import hashlib
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,7 @@ def fit_model(
 
 @contextlib.contextmanager
 def _one_blas_thread() -> Iterator[None]:
-    """Keep LAPACK's threads from fighting with XLA's for the same cores: a Cholesky step runs two to three times faster.
+    """Keep LAPACK's threads from fighting with XLA's for the same cores: Cholesky steps run two to three times faster.
 
     The limit holds for the time of a fit and is then taken back.
     """
@@ -110,7 +111,7 @@ class _Run:
         self.state = inference.init(model, source, key=self.init_key)
         self.checkpointer = None
         if checkpointing is not None:
-            self.checkpointer = Checkpointer(checkpointing, self._identity(key, max_iter))
+            self.checkpointer = Checkpointer(checkpointing, self._identity(model, key, max_iter))
         self.resumed = self._resume()
 
     def finish(self) -> FitResult:
@@ -153,6 +154,7 @@ class _Run:
     def _run_chunk(self, phase: Phase, count: int, capacity: int) -> tuple[bool, int]:
         feed = self.source.feed(
             start=self.position.step,
+            count=count,
             capacity=capacity,
             batch_size=phase.batch_size,
             batches_per_step=phase.batches_per_step,
@@ -215,9 +217,8 @@ class _Run:
         ends = [_MAX_CHUNK]
         if self.early_stopping is not None:
             ends.append(self.early_stopping.window - self.position.step % self.early_stopping.window)
-        if self.checkpointer is not None and self.checkpointer.steps_until_due is not None:
-            ends.append(self.checkpointer.steps_until_due)
-        return min(ends)
+        due = None if self.checkpointer is None else self.checkpointer.steps_until_due(self.position.total)
+        return min(ends if due is None else [*ends, due])
 
     def _enter(self, number: int) -> Any:
         key = jax.random.fold_in(self.enter_key, number)
@@ -229,10 +230,11 @@ class _Run:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _identity(self, key: PRNGKeyArray, max_iter: int | None) -> dict[str, str]:
+    def _identity(self, model: DeepGP, key: PRNGKeyArray, max_iter: int | None) -> dict[str, str]:
         return {
             "algorithm": repr(self.inference),
-            "model": str(jax.tree.structure(self.state)),
+            "model": _fingerprint(model),
+            "early_stopping": repr(self.early_stopping),
             "data": self.source.fingerprint(),
             "key": str(np.asarray(jax.random.key_data(key)).tolist()),
             "max_iter": str(max_iter),
@@ -255,6 +257,14 @@ class _Run:
         self.guard = Guard(jnp.asarray(in_a_row, jnp.int32), jnp.asarray(total, jnp.int32))
         self.history = {name: [values] for name, values in content["history"].items()}
         return True
+
+
+def _fingerprint(model: DeepGP) -> str:
+    """A short text that differs when the model's structure or its initial values do."""
+    digest = hashlib.sha256(str(jax.tree.structure(model)).encode())
+    for leaf in jax.tree.leaves(model):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def run_chunk(

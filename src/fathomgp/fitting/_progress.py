@@ -27,6 +27,7 @@ class Reporter:
         self._callbacks = list(callbacks)
         self._wanted = sys.stderr.isatty() if verbose is None else verbose
         self._began = time.monotonic()
+        self._before: dict[str, Any] = {}
         self._bar: Any = None
         self._task: Any = None
 
@@ -43,6 +44,7 @@ class Reporter:
                     stacklevel=2,
                 )
         self._show(event)
+        self._before = event
 
     def close(self) -> None:
         """Take the bar away."""
@@ -60,7 +62,9 @@ class Reporter:
                 self._bar = _make_bar()
                 self._task = self._bar.add_task("", total=event["steps"], objective=0.0, rate=0.0)
                 self._bar.start()
-            rate = event["step"] / max(event["seconds"], 1e-9)
+            same = self._before.get("phase") == event["phase"] and self._before["step"] < event["step"]
+            before = self._before if same else {"step": 0, "seconds": 0.0}
+            rate = (event["step"] - before["step"]) / max(event["seconds"] - before["seconds"], 1e-9)
             self._bar.update(
                 self._task,
                 description=event["phase"],

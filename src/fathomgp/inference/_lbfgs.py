@@ -15,12 +15,13 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fathomgp.errors import NonFiniteError
 from fathomgp.inference._base import AbstractInfo
 from fathomgp.model import DeepGP
 from fathomgp.parameters import partition
 
-#: What is minimised; NaN or infinity where a covariance cannot be factorised.
-Objective = Callable[[DeepGP], Float[Array, ""]]
+#: What is minimised (NaN or infinity where a covariance cannot be factorised), and the jitter it needed.
+Objective = Callable[[DeepGP], tuple[Float[Array, ""], Float[Array, ""]]]
 
 #: Pairs of steps and gradient changes that describe the curvature.
 _MEMORY = 10
@@ -54,6 +55,7 @@ class LBFGSState(eqx.Module):
 
     Attributes:
         model: the start; its trainable leaves move, the others are constants.
+        origin: the point of the very first start, around which others are drawn.
         point: the trainable leaves as one vector.
         value: the objective there; infinite before the first evaluation.
         gradient: its gradient there.
@@ -66,6 +68,7 @@ class LBFGSState(eqx.Module):
     """
 
     model: DeepGP
+    origin: Float[Array, " n"]
     point: Float[Array, " n"]
     value: Float[Array, ""]
     gradient: Float[Array, " n"]
@@ -89,40 +92,40 @@ class LBFGSInfo(AbstractInfo):
 
 def lbfgs_init(model: DeepGP) -> LBFGSState:
     """The state before the first start."""
-    worst = jnp.asarray(jnp.inf, model_to_point(model).dtype)
-    return _begin(model, model, worst, jnp.asarray(0, jnp.int32))
+    origin = model_to_point(model)
+    return _begin(model, origin, model, jnp.asarray(jnp.inf, origin.dtype), jnp.asarray(0, jnp.int32))
 
 
 @eqx.filter_jit
 def lbfgs_begin(state: LBFGSState, model: DeepGP) -> LBFGSState:
     """Remember the best end so far and begin again at ``model``."""
-    return _begin(model, best_model(state), jnp.minimum(state.value, state.best_value), state.starts + 1)
+    best_value = jnp.minimum(state.value, state.best_value)
+    return _begin(model, state.origin, best_model(state), best_value, state.starts + 1)
 
 
 @eqx.filter_jit
 def lbfgs_shuffle(state: LBFGSState, *, spread: float, key: PRNGKeyArray) -> DeepGP:
     """The first start itself the first time, a random point around it afterwards."""
-    first = model_to_point(state.model)
-    shift = spread * jax.random.uniform(key, first.shape, first.dtype, -1.0, 1.0)
-    return point_to_model(state, jnp.where(state.starts == 0, first, first + shift))
+    shift = spread * jax.random.uniform(key, state.origin.shape, state.origin.dtype, -1.0, 1.0)
+    return point_to_model(state, jnp.where(state.starts == 0, state.origin, state.origin + shift))
 
 
 def lbfgs_step(objective: Objective, state: LBFGSState, *, tolerance: float) -> tuple[LBFGSState, LBFGSInfo]:
     """Evaluate the trial point, then accept it and turn to a new direction, or try another length.
 
-    A step is never refused for being non-finite: such a trial is too long. The start is done when ``_PATIENCE``
-    iterations in a row gain less than ``tolerance``, when the gradient vanishes, or when no direction leads down.
+    A non-finite trial counts as too long. The start is done when ``_PATIENCE`` iterations in a row gain less than
+    ``tolerance``, when the gradient vanishes, when no direction leads down, or when it began at a non-finite value.
     """
     trial = state.point + state.search.step * state.search.direction
-    value, gradient = _evaluate(objective, state, trial)
+    value, jitter, gradient = _evaluate(objective, state, trial)
     moved = _accept(state, trial, value, gradient, tolerance)
     retry = _adjust(state, value, gradient)
     accepted = _is_good(state, value, gradient)
     new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), moved, retry)
-    slope = jnp.max(jnp.abs(new.gradient))
-    done = (accepted & ((new.stalls >= _PATIENCE) | (slope <= 1e-6))) | (new.search.trials > 2 * _MAX_TRIALS)
-    ok = jnp.isfinite(new.value)
-    return new, LBFGSInfo(new.value, ok, done, jnp.zeros((), value.dtype), slope)
+    slope = jnp.max(jnp.abs(new.gradient), initial=0.0)
+    settled = accepted & ((new.stalls >= _PATIENCE) | (slope <= 1e-6))
+    done = settled | (new.search.trials > 2 * _MAX_TRIALS) | jnp.isinf(new.value)
+    return new, LBFGSInfo(new.value, jnp.asarray(True), done, jitter, slope)
 
 
 def lbfgs_minimise(objective: Objective, model: DeepGP, *, max_steps: int, tolerance: float) -> DeepGP:
@@ -142,6 +145,15 @@ def lbfgs_minimise(objective: Objective, model: DeepGP, *, max_steps: int, toler
     return best_model(eqx.combine(arrays, constants))
 
 
+def fitted_model(state: LBFGSState) -> DeepGP:
+    """:func:`best_model`, or an error when no start found a finite value. On the host."""
+    if not bool(jnp.isfinite(jnp.minimum(state.value, state.best_value))):
+        raise NonFiniteError(
+            "The objective was not finite at any start: look for extreme values in the data, or try another kernel."
+        )
+    return best_model(state)
+
+
 @eqx.filter_jit
 def best_model(state: LBFGSState) -> DeepGP:
     """The model at the better of the current point and the best earlier end."""
@@ -151,8 +163,9 @@ def best_model(state: LBFGSState) -> DeepGP:
 
 
 def model_to_point(model: DeepGP) -> Float[Array, " n"]:
-    """The trainable leaves as one vector."""
-    return ravel_pytree(partition(model)[0])[0]
+    """The trainable leaves as one vector, in the model's precision even when there are none."""
+    dtype = jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(model) if eqx.is_inexact_array(leaf)))
+    return ravel_pytree(partition(model)[0])[0].astype(dtype)
 
 
 def point_to_model(state: LBFGSState, point: Float[Array, " n"]) -> DeepGP:
@@ -164,14 +177,17 @@ def point_to_model(state: LBFGSState, point: Float[Array, " n"]) -> DeepGP:
 # --- the pieces of a step ---------------------------------------------------------------------------------------------
 
 
-def _begin(model: DeepGP, best: DeepGP, best_value: Float[Array, ""], starts: Int[Array, ""]) -> LBFGSState:
+def _begin(
+    model: DeepGP, origin: Float[Array, " n"], best: DeepGP, best_value: Float[Array, ""], starts: Int[Array, ""]
+) -> LBFGSState:
     """A state whose first step evaluates the start itself: the direction is zero."""
     point = model_to_point(model)
     zeros = jnp.zeros((_MEMORY, len(point)), point.dtype)
     infinity, none = jnp.asarray(jnp.inf, point.dtype), jnp.asarray(0, jnp.int32)
     search = _new_search(jnp.zeros_like(point), jnp.ones((), point.dtype))
+    curvature = Curvature(zeros, zeros)
     return LBFGSState(
-        model, point, infinity, jnp.zeros_like(point), Curvature(zeros, zeros), search, none, best, best_value, starts
+        model, origin, point, infinity, jnp.zeros_like(point), curvature, search, none, best, best_value, starts
     )
 
 
@@ -181,11 +197,15 @@ def _new_search(direction: Float[Array, " n"], step: Float[Array, ""]) -> Search
 
 def _evaluate(
     objective: Objective, state: LBFGSState, point: Float[Array, " n"]
-) -> tuple[Float[Array, ""], Float[Array, " n"]]:
-    """Value and gradient; infinity and zeros where either is not finite."""
-    value, gradient = jax.value_and_grad(lambda point: objective(point_to_model(state, point)))(point)
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, " n"]]:
+    """Value, jitter and gradient; infinity and zeros where value or gradient is not finite."""
+
+    def at(point: Float[Array, " n"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return objective(point_to_model(state, point))
+
+    (value, jitter), gradient = jax.value_and_grad(at, has_aux=True)(point)
     fine = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
-    return jnp.where(fine, value, jnp.inf), jnp.where(fine, gradient, 0.0)
+    return jnp.where(fine, value, jnp.inf), jitter, jnp.where(fine, gradient, 0.0)
 
 
 def _is_good(state: LBFGSState, value: Float[Array, ""], gradient: Float[Array, " n"]) -> Bool[Array, ""]:
@@ -217,6 +237,7 @@ def _accept(
     small = state.value - value <= tolerance * jnp.maximum(jnp.abs(value), 1.0)
     return LBFGSState(
         state.model,
+        state.origin,
         point,
         value,
         gradient,

@@ -30,7 +30,7 @@ from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
-from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
+from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
 from fathomgp.model import Conditional, DeepGP, Layer, Whitened, condition_on, moments, prepare_all
@@ -302,9 +302,12 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[
         num_data=jnp.asarray(float(count), x.dtype),
     )
     shallow = DeepGP(model.layers[-1:], model.likelihood)
-    fitted = lbfgs_minimise(
-        lambda model: -collapsed_elbo(model, batch) / batch.num_data, shallow, max_steps=_START_STEPS, tolerance=1e-5
-    )
+
+    def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        value, jitter = collapsed_elbo_and_jitter(model, batch, shared=False)
+        return -value / batch.num_data, jitter
+
+    fitted = lbfgs_minimise(objective, shallow, max_steps=_START_STEPS, tolerance=1e-5)
     layers = (*model.layers[:-1], *fitted.layers)
     return DeepGP(layers, fitted.likelihood, model.skip_inputs), optimal_q(fitted, batch)
 

@@ -7,6 +7,7 @@ Hyperparameters maximise the log marginal likelihood, with K = k(X, X) + s2 I an
 by L-BFGS from the recipe's start and from random restarts around it. The cost is O(N^3) a step and O(N^2) memory.
 """
 
+import math
 from collections.abc import Callable
 
 import equinox as eqx
@@ -20,7 +21,7 @@ from fathomgp.inference._base import AbstractInference, AbstractPosterior, Phase
 from fathomgp.inference._lbfgs import (
     LBFGSInfo,
     LBFGSState,
-    best_model,
+    fitted_model,
     lbfgs_begin,
     lbfgs_init,
     lbfgs_shuffle,
@@ -62,7 +63,7 @@ class Exact(AbstractInference):
     """
 
     restarts: int | None = eqx.field(static=True, default=None)
-    spread: float = eqx.field(static=True, default=2.0)
+    spread: float = eqx.field(static=True, default=3.0)
     tolerance: float = eqx.field(static=True, default=1e-7)
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> ExactState:
@@ -92,8 +93,9 @@ class Exact(AbstractInference):
     def step(self, phase: Phase, state: ExactState, batch: Batch, *, key: PRNGKeyArray) -> tuple[ExactState, ExactInfo]:
         """One L-BFGS step on minus the log marginal likelihood a datum."""
 
-        def objective(model: DeepGP) -> Float[Array, ""]:
-            return -log_evidence(model, batch, shared=state.shared) / batch.num_data
+        def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
+            value, jitter = _evidence(model, batch, state.shared)
+            return -value / batch.num_data, jitter
 
         search, info = lbfgs_step(objective, state.search, tolerance=self.tolerance)
         return ExactState(search, state.shared), info
@@ -106,7 +108,7 @@ class Exact(AbstractInference):
         """Condition the best model on the data."""
         if data is None:
             raise SettingError("The exact posterior needs the training data: pass the source that was fitted.")
-        return condition(best_model(state.search), data.everything(), shared=state.shared)
+        return condition(fitted_model(state.search), data.everything(), shared=state.shared)
 
 
 class ExactPosterior(AbstractPosterior):
@@ -155,18 +157,24 @@ class ExactPosterior(AbstractPosterior):
 
 
 def log_evidence(model: DeepGP, batch: Batch, *, shared: bool = False) -> Float[Array, ""]:
-    """``log p(Y | X)``: summed over outputs; rows of weight 0 and missing outputs do not count.
+    """``log p(Y | X)``: summed over outputs; what was not observed (padding, missing outputs) does not count.
 
     ``shared`` promises that all outputs were measured in the same rows, so that one factorisation serves them.
     """
+    return _evidence(model, batch, shared)[0]
+
+
+def _evidence(model: DeepGP, batch: Batch, shared: bool) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The log evidence, NaN where a covariance cannot be factorised, and the largest jitter."""
     covariances, residuals, observed = _problems(model, batch, shared)
     if shared:  # not under vmap, where the search for a jitter would cost even when none is needed
         values, factor = gaussian_log_marginal(covariances[0], residuals[0])
     else:
         values, factor = jax.vmap(gaussian_log_marginal)(covariances, residuals)
     # A masked row is an independent unit Gaussian at 0: take its log density out again.
-    masked = residuals.shape[2] * jnp.sum(jnp.where(observed, 0.0, 0.5 * jnp.log(2 * jnp.pi)))
-    return jnp.where(jnp.all(factor.ok), jnp.sum(values) + masked, jnp.nan)
+    count = residuals.shape[2] * jnp.sum(jnp.where(observed, jnp.zeros((), values.dtype), 1.0))
+    masked = 0.5 * math.log(2 * math.pi) * count
+    return jnp.where(jnp.all(factor.ok), jnp.sum(values) + masked, jnp.nan), jnp.max(factor.jitter)
 
 
 def condition(model: DeepGP, batch: Batch, *, shared: bool = False) -> ExactPosterior:
@@ -193,7 +201,11 @@ def sample_joint(mixture: Mixture, *, key: PRNGKeyArray, n: int) -> Float[Array,
     assert mixture.covariances is not None
     lower = safe_cholesky(jnp.moveaxis(mixture.covariances, -1, 1)).lower
     noise = jax.random.normal(noise_key, (n, *mixture.means.shape[1:]), mixture.means.dtype)
-    return mixture.means[which] + jnp.einsum("sqij,sjq->siq", lower[which], noise)
+    # One draw at a time where there are several components: gathering their factors would take n of them.
+    if len(mixture.means) == 1:
+        return jnp.asarray(mixture.means) + jnp.einsum("qij,sjq->siq", lower[0], noise)
+    draw = lambda pair: mixture.means[pair[0]] + jnp.einsum("qij,jq->iq", lower[pair[0]], pair[1])  # noqa: E731
+    return jax.lax.map(draw, (which, noise))
 
 
 def check_one_gaussian_layer(model: DeepGP, method: str) -> None:

@@ -18,7 +18,15 @@ from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, Phase
 from fathomgp.inference._layered import LayeredPosterior
-from fathomgp.inference._lbfgs import LBFGSInfo, LBFGSState, best_model, lbfgs_begin, lbfgs_init, lbfgs_step
+from fathomgp.inference._lbfgs import (
+    LBFGSInfo,
+    LBFGSState,
+    best_model,
+    fitted_model,
+    lbfgs_begin,
+    lbfgs_init,
+    lbfgs_step,
+)
 from fathomgp.inference.exact import check_one_gaussian_layer, gaussian_noise, noise_is_shared
 from fathomgp.kernels import AbstractKernel
 from fathomgp.linalg import (
@@ -102,8 +110,9 @@ class SGPR(AbstractInference):
     def step(self, phase: Phase, state: SGPRState, batch: Batch, *, key: PRNGKeyArray) -> tuple[SGPRState, SGPRInfo]:
         """One L-BFGS step on minus the bound a datum."""
 
-        def objective(model: DeepGP) -> Float[Array, ""]:
-            return -collapsed_elbo(model, batch, shared=state.shared) / batch.num_data
+        def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
+            value, jitter = collapsed_elbo_and_jitter(model, batch, state.shared)
+            return -value / batch.num_data, jitter
 
         search, info = lbfgs_step(objective, state.search, tolerance=self.tolerance)
         return SGPRState(search, state.shared), info
@@ -116,7 +125,7 @@ class SGPR(AbstractInference):
         """The optimal q(v) of the best model."""
         if data is None:
             raise SettingError("The sparse posterior needs the training data: pass the source that was fitted.")
-        return optimal_posterior(best_model(state.search), data.everything(), shared=state.shared)
+        return optimal_posterior(fitted_model(state.search), data.everything(), shared=state.shared)
 
 
 def collapsed_elbo(model: DeepGP, batch: Batch, *, shared: bool = False) -> Float[Array, ""]:
@@ -124,6 +133,11 @@ def collapsed_elbo(model: DeepGP, batch: Batch, *, shared: bool = False) -> Floa
 
     ``shared`` promises that all outputs were measured in the same rows, so that one factorisation serves them.
     """
+    return collapsed_elbo_and_jitter(model, batch, shared)[0]
+
+
+def collapsed_elbo_and_jitter(model: DeepGP, batch: Batch, shared: bool) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """:func:`collapsed_elbo`, and the jitter that k(Z, Z) needed."""
     layer = model.layers[0]
     whitener = prepare(layer)
     sums = summarise(layer, whitener, batch, shared=shared)
@@ -134,22 +148,25 @@ def collapsed_elbo(model: DeepGP, batch: Batch, *, shared: bool = False) -> Floa
     slack = outputs * (logdet_lower(factor.lower) + sums.unexplained / noise)
     constant = outputs * sums.count * jnp.log(2 * jnp.pi * noise)
     ok = whitener.report.ok & jnp.all(factor.ok)
-    return jnp.where(ok, 0.5 * jnp.sum(fit - slack - constant), jnp.nan)
+    return jnp.where(ok, 0.5 * jnp.sum(fit - slack - constant), jnp.nan), whitener.report.jitter
 
 
 def optimal_posterior(model: DeepGP, batch: Batch, *, shared: bool = False) -> LayeredPosterior:
     """The posterior at q(v) = N(B^-1 c, B^-1), which makes the bound tight in q."""
-    posterior, report = _optimal_posterior(model, batch, shared)
-    check_factor(report, "The covariance of the inducing values")
+    posterior, prior_report, report = _optimal_posterior(model, batch, shared)
+    check_factor(prior_report, "The prior covariance of the inducing points")
+    check_factor(report, "The posterior precision of the inducing values")
     return posterior
 
 
 @eqx.filter_jit
-def _optimal_posterior(model: DeepGP, batch: Batch, shared: bool) -> tuple[LayeredPosterior, JitterReport]:
+def _optimal_posterior(
+    model: DeepGP, batch: Batch, shared: bool
+) -> tuple[LayeredPosterior, JitterReport, JitterReport]:
     layer = model.layers[0]
     whitener = prepare(layer)
     q, report = _optimal_q(model, whitener, batch, shared)
-    return LayeredPosterior(model, (condition_on(layer, whitener, q),), num_samples=1), report
+    return LayeredPosterior(model, (condition_on(layer, whitener, q),), num_samples=1), whitener.report, report
 
 
 def optimal_q(model: DeepGP, batch: Batch) -> Whitened:
@@ -203,12 +220,13 @@ def greedy_inducing(
 ) -> Float[Array, "M D"]:
     """Inducing inputs chosen among the data, one birth after the other, hyperparameters fixed.
 
-    Scores use at most 10,000 random rows and 2,000 of them as candidates; a missing output counts as its mean.
+    Scores use some 10,000 random rows and 2,000 of them as candidates, or as many as there are to be inducing points;
+    a missing output counts as its mean.
     """
     rows_key, candidates_key = jax.random.split(key)
-    subset = data.subset(_MAX_SELECTION_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
+    subset = data.subset(max(_MAX_SELECTION_ROWS, num_inducing), seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
     x, y, observed = (jnp.asarray(part) for part in subset)
-    candidates = jax.random.permutation(candidates_key, len(x))[:_MAX_CANDIDATES]
+    candidates = jax.random.permutation(candidates_key, len(x))[: max(_MAX_CANDIDATES, num_inducing)]
     residual = jnp.where(observed, y - model.layers[0].mean(x), 0.0)
     noise = jnp.mean(gaussian_noise(model, y.shape[1]))
     chosen = _greedy_births(model.layers[0].kernel, x, residual, noise, candidates, min(num_inducing, len(x)))
@@ -232,6 +250,8 @@ def _greedy_births(
         z = x[chosen]
         bound = sparse_bound(kernel(z), kernel(z, x), variances, residual, noise, active=slots < i)
         gains = birth_scores(bound, candidates, lambda rows: kernel(x[rows], x))
+        taken = jnp.any((candidates[:, None] == chosen[None, :]) & (slots < i)[None, :], axis=1)
+        gains = jnp.where(taken, -jnp.inf, gains)
         return chosen.at[i].set(candidates[jnp.argmax(gains)])
 
     return jax.lax.fori_loop(0, num_inducing, birth, jnp.zeros(num_inducing, candidates.dtype))
