@@ -17,6 +17,7 @@ from fathomgp.report import CurveSection, ScoreSection, demo_report
 METHODS: dict[str, Mapping[str, Any]] = {
     "exact GP": {"method": "exact"},
     "sparse GP": {"method": "sgpr", "num_inducing": 50},
+    "deep GP": {"method": "dsvi", "num_inducing": 50},
 }
 """The methods on show, as settings of the estimator. A new one adds a line."""
 

@@ -1,8 +1,8 @@
 """Floating point: the float64 scope of the public entry points, and constants scaled by dtype.
 
 Importing fathomgp changes no global setting. The public entry points (estimators, predictives, ``load`` and the
-command line) run inside a float64 scope instead, through one decorator, :func:`double_precision`. Whoever calls kernels, layers,
-algorithms or posteriors directly chooses the precision with ``jax.enable_x64``.
+command line) run inside a float64 scope instead, through the decorator :func:`double_precision`. Who calls kernels,
+layers, algorithms or posteriors directly chooses the precision with ``jax.enable_x64``.
 """
 
 import functools

@@ -85,7 +85,8 @@ class DSVI(AbstractInference):
         test_samples: sample paths a prediction: components of the answer.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only), so that
             the deep model begins where the shallow one ends.
-        inner_root: standard deviation of the inner layers' q at the start, in units of the prior's.
+        inner_root: standard deviation of the inner layers' q at the start, in units of the prior's. At 1 the inner
+            layers are noise that training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
     """
 
     steps: int = eqx.field(static=True, default=2000)
@@ -95,7 +96,7 @@ class DSVI(AbstractInference):
     num_samples: int = eqx.field(static=True, default=1)
     test_samples: int = eqx.field(static=True, default=100)
     shallow_start: bool = eqx.field(static=True, default=True)
-    inner_root: float = eqx.field(static=True, default=1.0)
+    inner_root: float = eqx.field(static=True, default=0.01)
 
     def __check_init__(self):
         for name in ("steps", "batch_size", "num_samples", "test_samples"):

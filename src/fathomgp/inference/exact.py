@@ -63,7 +63,7 @@ class Exact(AbstractInference):
     """
 
     restarts: int | None = eqx.field(static=True, default=None)
-    spread: float = eqx.field(static=True, default=3.0)
+    spread: float = eqx.field(static=True, default=2.0)
     tolerance: float = eqx.field(static=True, default=1e-7)
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> ExactState:

@@ -39,7 +39,7 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "default": Recipe(inner_variance=1e-3, reference="lengthscale sqrt(D) is safe in any number of inputs"),
+    "default": Recipe(inner_variance=0.1, reference="lengthscale sqrt(D) is safe in any number of inputs"),
     "salimbeni2017": Recipe(2.0, 2.0, 1e-5, 30, reference="Salimbeni and Deisenroth (2017), supplement"),
     "havasi2018": Recipe(None, 0.01, None, 10, reference="Havasi et al. (2018) and the authors' code"),
 }
