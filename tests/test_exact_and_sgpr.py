@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 
 from fathomgp.data import ArraySource, Standardizer, load_dataset
-from fathomgp.errors import SettingError
-from fathomgp.fitting import fit_model
+from fathomgp.errors import FitWarning, SettingError
+from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.inference import SGPR, Exact
 from fathomgp.inference.exact import condition, log_evidence
 from fathomgp.inference.sgpr import collapsed_elbo, greedy_inducing, optimal_posterior
@@ -214,3 +214,24 @@ def test_what_cannot_be_collapsed_is_refused(data, key):
         SGPR().init(shallow(), source, key=key)
     with pytest.raises(SettingError, match="inducing must be 'gradient'"):
         SGPR("random")
+
+
+@pytest.mark.parametrize("inference", [Exact(restarts=2), SGPR("greedy", rounds=2)])
+def test_an_interrupted_search_resumes_bit_for_bit(data, key, tmp_path, inference):
+    x, y = data
+    source, model = ArraySource(x, y), build_model(x, Gaussian(0.1), 2, num_inducing=6)
+    calm = fit_model(inference, model, source, key=key, max_iter=8, verbose=False)
+    seen = []
+
+    def interrupt(event):
+        seen.append(event)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    settings = {"key": key, "max_iter": 8, "verbose": False, "checkpointing": Checkpointing(tmp_path, None, 3)}
+    with pytest.warns(FitWarning, match="Stopped by the user"):
+        fit_model(inference, model, source, callbacks=[interrupt], **settings)
+    resumed = fit_model(inference, model, source, **settings)
+    assert np.array_equal(resumed.history["objective"], calm.history["objective"])
+    for ours, theirs in zip(jax.tree.leaves(resumed.posterior), jax.tree.leaves(calm.posterior), strict=True):
+        assert np.array_equal(ours, theirs)

@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fathomgp import DeepGPRegressor, load
 from fathomgp.errors import DataError, DataWarning, FathomWarning, ModelFileError, SettingError
+from fathomgp.fitting import Checkpointing
 from fathomgp.inference import DSVI, SGPR, Exact
 from fathomgp.kernels import RBF, Linear
 from fathomgp.likelihoods import Gaussian
@@ -141,8 +142,10 @@ def test_pickles_keep_double_precision(fitted, table):
     assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
 
 
-def test_checkpoints_resume(table, tmp_path):
+def test_checkpoints_resume(table, tmp_path, monkeypatch):
     X, y = table
+    often = lambda directory: Checkpointing(directory, every_seconds=None, every_steps=2)  # noqa: E731
+    monkeypatch.setattr("fathomgp.estimators._base.Checkpointing", often)
     plain = DeepGPRegressor(QUICK, random_state=0, max_iter=8).fit(X, y)
 
     def interrupt(event):
@@ -152,6 +155,7 @@ def test_checkpoints_resume(table, tmp_path):
     settings = {"random_state": 0, "max_iter": 8, "checkpoint": tmp_path}
     with pytest.warns(FathomWarning, match="Stopped by the user"):
         DeepGPRegressor(QUICK, callbacks=[interrupt], **settings).fit(X, y)
+    assert (tmp_path / "checkpoint.json").is_file()
     resumed = DeepGPRegressor(QUICK, **settings).fit(X, y)
     assert np.array_equal(resumed.predict(X), plain.predict(X))
 
