@@ -11,7 +11,7 @@ import pytest
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.fitting import fit_model
-from fathomgp.inference import DSVI, dsvi
+from fathomgp.inference import DSVI, _streaming, dsvi
 from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence, natural_step, negative_data_term
 from fathomgp.inference.exact import condition, log_evidence
 from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
@@ -96,7 +96,7 @@ def test_streamed_gradients_equal_plain_ones(data, rng, key, monkeypatch):
 
     value, gradient = jax.value_and_grad(plain, (0, 1))(learned, q)
     for block in (1024, 7):
-        monkeypatch.setattr(dsvi, "_BLOCK", block)
+        monkeypatch.setattr(_streaming, "BLOCK", block)
         ours, _, streamed = negative_data_term(model, q, batch, key=key, num_samples=1)
         assert float(ours) == pytest.approx(float(value), rel=1e-9)
         for a, b in zip(jax.tree.leaves(streamed), jax.tree.leaves(gradient), strict=True):

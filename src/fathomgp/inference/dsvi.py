@@ -17,6 +17,7 @@ parameters. What has one streams through in blocks of rows, in the precision of 
 cotangents: memory does not grow with the batch.
 """
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -30,14 +31,13 @@ from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
+from fathomgp.inference._streaming import Rows, last_moments, stream_sum
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
-from fathomgp.model import Conditional, DeepGP, Layer, Whitened, condition_on, moments, prepare_all
+from fathomgp.model import Conditional, DeepGP, Layer, Whitened, condition_on, prepare_all
 from fathomgp.parameters import all_finite, cast, partition
 
-#: Rows that stream through the layers at a time.
-_BLOCK = 1024
 #: Rows and L-BFGS steps of the shallow start, at the most.
 _START_ROWS = 2000
 _START_STEPS = 300
@@ -180,18 +180,14 @@ def elbo(
 def expected_log_likelihood(
     model: DeepGP,
     conditionals: list[Conditional],
-    rows: tuple[Array, Array, Array, Array],
+    rows: Rows,
     *,
     key: PRNGKeyArray,
     num_samples: int = 1,
 ) -> Float[Array, ""]:
     """``sum_i E_q(f_i^L)[log p(y_i | f_i^L)]`` over rows (x, y, observed, weight), along one or more sample paths."""
     x, y, observed, weight = (jnp.tile(part, (num_samples,) + (1,) * (part.ndim - 1)) for part in rows)
-    h = x
-    for level, (layer, conditional) in enumerate(zip(model.layers, conditionals, strict=True)):
-        mean, variance = moments(layer, conditional, model.layer_input(level, x, h))
-        if level < model.depth - 1:
-            h = _sample(layer, mean, variance, jax.random.fold_in(key, level))
+    mean, variance = last_moments(model, conditionals, x, key=key)
     figures = model.likelihood.expected_log_prob(mean, variance, y)
     return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None]) / num_samples
 
@@ -223,11 +219,12 @@ def negative_data_term(
 
     conditionals, pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
 
-    def with_data(learned: DeepGP, conditionals: Any, rows: Any, key: PRNGKeyArray) -> Float[Array, ""]:
+    def with_data(learned: DeepGP, conditionals: Any, rows: Rows, key: PRNGKeyArray) -> Float[Array, ""]:
         model = cast(eqx.combine(learned, constant), dtype)
         return expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
 
-    value, (direct, cotangent) = _stream(jax.value_and_grad(with_data, (0, 1)), learned, conditionals, batch, key)
+    gradient_of_block = functools.partial(jax.value_and_grad(with_data, (0, 1)), learned, conditionals)
+    value, (direct, cotangent) = stream_sum(gradient_of_block, batch, key)
     model_gradient, q_gradient = pull(cotangent)
     model_gradient = jax.tree.map(jnp.add, model_gradient, direct)
     scale = -batch.scale.astype(jitter.dtype)
@@ -326,42 +323,6 @@ def _condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditi
 def _posterior(model: DeepGP, q: tuple[Whitened, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     conditionals, reports = _condition_all(model, q)
     return LayeredPosterior(model, tuple(conditionals), num_samples), reports
-
-
-def _stream(value_and_grad: Any, learned: Any, conditionals: Any, batch: Batch, key: PRNGKeyArray) -> Any:
-    """Value and gradients summed over blocks of rows; the last block is padded with rows of weight 0."""
-    rows = (batch.x, batch.y, batch.observed, batch.weight)
-    size = len(batch.x)
-    blocks = max(1, round(size / _BLOCK))
-    if blocks == 1:
-        return value_and_grad(learned, conditionals, rows, key)
-    length = -(-size // blocks)
-
-    def split(part: Array) -> Array:
-        padded = jnp.pad(part, ((0, blocks * length - size),) + ((0, 0),) * (part.ndim - 1))
-        return padded.reshape(blocks, length, *part.shape[1:])
-
-    def add(total: Any, block: Any) -> tuple[Any, None]:
-        number, rows = block
-        return jax.tree.map(
-            jnp.add, total, value_and_grad(learned, conditionals, rows, jax.random.fold_in(key, number))
-        ), None
-
-    stacked = (jnp.arange(blocks), jax.tree.map(split, rows))
-    shapes = jax.eval_shape(
-        lambda: value_and_grad(learned, conditionals, jax.tree.map(lambda s: s[0], stacked[1]), key)
-    )
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(add, zero, stacked)[0]
-
-
-def _sample(
-    layer: Layer, mean: Float[Array, "B P"], variance: Float[Array, "B P"], key: PRNGKeyArray
-) -> Float[Array, "B P"]:
-    """Equation (15), with the noise between layers."""
-    if layer.noise is not None:
-        variance = variance + layer.noise.value
-    return mean + jnp.sqrt(variance) * jax.random.normal(key, mean.shape, mean.dtype)
 
 
 def _learned(model: DeepGP, q: tuple[Whitened, ...]) -> Any:

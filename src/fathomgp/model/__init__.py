@@ -5,6 +5,7 @@ from fathomgp.model._conditional import Whitened as Whitened
 from fathomgp.model._conditional import Whitener as Whitener
 from fathomgp.model._conditional import condition_on as condition_on
 from fathomgp.model._conditional import joint_moments as joint_moments
+from fathomgp.model._conditional import known as known
 from fathomgp.model._conditional import moments as moments
 from fathomgp.model._conditional import prepare as prepare
 from fathomgp.model._conditional import prepare_all as prepare_all

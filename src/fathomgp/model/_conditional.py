@@ -33,7 +33,8 @@ class Whitened(eqx.Module):
 
     Attributes:
         mean: m~, one column an output.
-        root: T with covariance T T^T, one matrix an output, or a single one that all outputs share.
+        root: T with covariance T T^T, one matrix an output, or a single one that all outputs share; none at all
+            (R = 0) when v is known, see :func:`known`.
     """
 
     mean: Float[Array, "M P"]
@@ -46,7 +47,7 @@ class Conditional(eqx.Module):
     Attributes:
         z: the inducing inputs.
         mean: m~.
-        maps: Lz^-1 first, then T^T Lz^-1 of every output (or of all): what multiplies k(Z, x).
+        maps: Lz^-1 first, then T^T Lz^-1 of every output (or of all; none when v is known): what multiplies k(Z, x).
     """
 
     z: Float[Array, "M D"]
@@ -78,6 +79,11 @@ def condition_on(layer: Layer, whitener: Whitener, q: Whitened) -> Conditional:
     return Conditional(layer.z.value, q.mean, jnp.concatenate([whitener.inverse_factor[None], spread]))
 
 
+def known(v: Float[Array, "M P"]) -> Whitened:
+    """q(v) of inducing values that are known, a draw of a sampler: no root, so nothing is multiplied by zeros."""
+    return Whitened(v, jnp.zeros((0, len(v), len(v)), v.dtype))
+
+
 def project(layer: Layer, whitener: Whitener, x: Float[Array, "N D"]) -> Float[Array, "M N"]:
     """A = Lz^-1 k(Z, x)."""
     assert layer.z is not None
@@ -91,7 +97,9 @@ def moments(
     mapped = _apply(layer, conditional, x)
     mean = mapped[0].T @ conditional.mean + layer.mean(x)
     squares = jnp.sum(mapped**2, axis=1)
-    variance = layer.kernel.diagonal(x)[None] - squares[:1] + squares[1:]
+    variance = layer.kernel.diagonal(x)[None] - squares[:1]
+    if len(squares) > 1:
+        variance = variance + squares[1:]
     return mean, jnp.broadcast_to(clamp_variance(variance).T, mean.shape)
 
 
@@ -102,7 +110,9 @@ def joint_moments(
     mapped = _apply(layer, conditional, x)
     mean = mapped[0].T @ conditional.mean + layer.mean(x)
     squares = jnp.swapaxes(mapped, 1, 2) @ mapped
-    covariance = layer.kernel(x)[None] - squares[:1] + squares[1:]
+    covariance = layer.kernel(x)[None] - squares[:1]
+    if len(squares) > 1:
+        covariance = covariance + squares[1:]
     return mean, jnp.broadcast_to(covariance, (layer.width, len(x), len(x)))
 
 
