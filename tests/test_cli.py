@@ -7,7 +7,7 @@ import fathomgp
 from fathomgp import demo
 from fathomgp.cli import app
 from fathomgp.cli._files import ColumnMatcher, TableWriter, read_blocks
-from fathomgp.cli._fit import _hold_out
+from fathomgp.cli._fit import _hold_out, _looks_like_labels
 from fathomgp.cli._parse import one_or_each, quantiles, splits
 from fathomgp.cli._scores import named_scores
 from fathomgp.errors import DataError, SettingError
@@ -109,6 +109,34 @@ def test_flags_reach_the_estimator_and_its_warnings_become_notes(run, csv, tmp_p
     params = fathomgp.load(tmp_path / "m").get_params()
     chosen = {name: params[name] for name in ("method", "num_inducing", "kernel", "random_state", "max_iter")}
     assert chosen == {"method": "sgpr", "num_inducing": 50, "kernel": "matern52", "random_state": 3, "max_iter": 3}
+
+
+def test_labels_are_classified(run, refuse, table, tmp_path):
+    table["kind"] = np.where(table.pop("price") > 50.0, "dear", "cheap")
+    path, model, out = tmp_path / "kinds.csv", tmp_path / "m", tmp_path / "p.csv"
+    table.to_csv(path, index=False)
+    flags = ["--depth", "1", "--num-inducing", "8", "--max-iter", "40"]
+    result = run("fit", path, "--target", "kind", "--out", model, *flags)
+    assert "accuracy" in result.stdout
+    assert "predict_proba" in (model / "report.html").read_text()
+    run("predict", model, path, "-o", out)
+    answer = pd.read_csv(out)
+    assert list(answer.columns) == ["label", "p_cheap", "p_dear"]
+    assert np.allclose(answer.p_cheap + answer.p_dear, 1.0)
+    assert np.mean(answer.label == table.kind) > 0.7
+    scores = run("evaluate", model, path).stdout
+    assert "Brier" in scores
+    assert "AUC" in scores
+    refused = refuse("fit", path, "--target", "kind", "--task", "regression", "--out", tmp_path / "r")
+    assert "holds text" in refused
+    assert "choose regression or classification" in refuse(
+        "fit", path, "--target", "kind", "--task", "x", "--out", model
+    )
+
+
+def test_text_and_yes_or_no_look_like_labels():
+    for values, expected in ((["a", "b"], True), ([True, False], True), ([1, 2], False), (["1.5", "2,5"], False)):
+        assert _looks_like_labels(pd.Series(values)) is expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """fathomgp: deep Gaussian processes with honest error bars.
 
-    from fathomgp import DeepGPRegressor, load
+    from fathomgp import DeepGPClassifier, DeepGPRegressor, load
 
 One model, every published way of fitting it, one kind of answer. The estimators run in double precision by themselves;
 importing the package changes no global setting.
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fathomgp._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from fathomgp.estimators import DeepGPClassifier as DeepGPClassifier
     from fathomgp.estimators import DeepGPRegressor as DeepGPRegressor
     from fathomgp.estimators import load as load
 
-__all__ = ["DeepGPRegressor", "__version__", "load"]
+__all__ = ["DeepGPClassifier", "DeepGPRegressor", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,8 @@ def describe_fit(estimator: Any, *, rows: int, held_out: int) -> dict[str, Any]:
         "steps": estimator.n_iter_,
         "seconds": round(estimator.fit_seconds_, 1),
     }
+    if hasattr(estimator, "classes_"):
+        summary["classes"] = len(estimator.classes_)
     if inducing:
         summary["inducing points"] = inducing
     noise = noise_std(estimator)

@@ -21,9 +21,10 @@ def evaluate(
 
     RMSE, MAE and CRPS are in the units of the target, lower is better; log density: higher is better; coverage is
     the share of rows inside their central intervals; SMSE is the squared error as a share of the target's variance.
+    Of labels: accuracy, the mean log probability of the true label, the Brier score and the area under the ROC curve.
     """
     from fathomgp.cli._files import ColumnMatcher, read_whole, take_targets
-    from fathomgp.cli._scores import named_scores
+    from fathomgp.cli._scores import class_scores, named_scores
     from fathomgp.estimators import load
 
     estimator = load(model)
@@ -38,6 +39,7 @@ def evaluate(
         raise SettingError(
             f"The model has {len(answer.shift)} targets, but --target names {len(names)}: name them all."
         )
-    outputs = named_scores(answer, y)
+    classes = getattr(estimator, "classes_", None)
+    outputs = named_scores(answer, y) if classes is None else class_scores(answer, y, classes)
     rows = [{"score": score} | {name: o[score] for name, o in zip(names, outputs, strict=True)} for score in outputs[0]]
     show_table(rows, title=f"{data.name}: {len(table):,} rows")

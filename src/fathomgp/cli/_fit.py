@@ -18,6 +18,9 @@ def fit(
     data: Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file of numbers.")],
     target: Annotated[str, typer.Option(help="The column to predict; several with commas between them.")],
     out: Annotated[Path, typer.Option(help="The directory for the model and its report.")],
+    task: Annotated[
+        str | None, typer.Option(help="regression or classification; without it, text and yes/no are classified.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="How to fit: exact, sgpr, ...")] = None,
     depth: Annotated[int | None, typer.Option(help="The number of GP layers.")] = None,
     num_inducing: Annotated[int | None, typer.Option(help="Inducing points a layer.")] = None,
@@ -25,7 +28,7 @@ def fit(
         str | None, typer.Option(help="Width of the inner layers: one, or one a layer (5,3).")
     ] = None,
     kernel: Annotated[str | None, typer.Option(help="rbf, matern32, linear, ...: one, or one a layer.")] = None,
-    likelihood: Annotated[str | None, typer.Option(help="The noise: gaussian, student_t, ...")] = None,
+    likelihood: Annotated[str | None, typer.Option(help="The noise: gaussian, student_t, ...; softmax, ...")] = None,
     max_iter: Annotated[int | None, typer.Option(help="At most so many steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows a step, for methods that use batches.")] = None,
     precision: Annotated[str | None, typer.Option(help="double, ...")] = None,
@@ -48,7 +51,6 @@ def fit(
     held-out rows. Use --test-fraction 0 to fit to all of them.
     """
     from fathomgp.data import read_table
-    from fathomgp.estimators import DeepGPRegressor
 
     given: dict[str, Any] = {
         "method": method,
@@ -69,13 +71,31 @@ def fit(
     targets = words(target, "--target")
     X, y = read_table(data, target=targets[0] if len(targets) == 1 else targets)
     train, test = _hold_out(len(X), test_fraction, random_state)
-    estimator = DeepGPRegressor(**settings, random_state=random_state, verbose=False if quiet else None)
+    estimator = _estimator_class(task, y)(**settings, random_state=random_state, verbose=False if quiet else None)
     estimator.fit(X.iloc[train], y.iloc[train])
     estimator.save(out)
     summary, page = _write_report(estimator, data, out, X.iloc[test], y.iloc[test], rows=len(X))
     if not quiet:
         show_pairs(summary, title=f"{data.name}: {', '.join(targets)}")
         typer.echo(f"Model:  {out}\nReport: {page}")
+
+
+def _estimator_class(task: str | None, y: Any) -> Any:
+    from fathomgp.estimators import DeepGPClassifier, DeepGPRegressor
+
+    if task not in (None, "regression", "classification"):
+        raise SettingError(f"--task is {task!r}: choose regression or classification.")
+    labels = task == "classification" if task is not None else _looks_like_labels(y)
+    return DeepGPClassifier if labels else DeepGPRegressor
+
+
+def _looks_like_labels(y: Any) -> bool:
+    """Whether a target is text or yes/no. Text with a number in it is a misprint, for the regressor to refuse."""
+    import pandas as pd
+
+    if y.ndim == 2 or y.dtype.kind in "iuf":
+        return False
+    return y.dtype.kind == "b" or bool(pd.to_numeric(y.astype(object), errors="coerce").isna().all())
 
 
 def _check_directory(out: Path) -> None:
@@ -102,14 +122,18 @@ def _write_report(
 ) -> tuple[dict[str, Any], Path]:
     """The summary of a fit, and the page that shows it."""
     from fathomgp.cli._describe import describe_fit, lengthscales
-    from fathomgp.cli._scores import named_scores
+    from fathomgp.cli._scores import class_scores, named_scores
     from fathomgp.report import fit_report
 
     summary = describe_fit(estimator, rows=rows, held_out=len(X_test))
     answer = estimator.predict_distribution(X_test) if len(X_test) else None
     names = estimator.target_names_
-    scores = [] if answer is None else named_scores(answer, y_test)
-    pictures = {"y_test": y_test, "predictive": answer} if answer is not None and len(names) == 1 else {}
+    classes = getattr(estimator, "classes_", None)
+    scores: list[dict[str, float]] = []
+    if answer is not None:
+        scores = named_scores(answer, y_test) if classes is None else class_scores(answer, y_test, classes)
+    drawn = answer is not None and len(names) == 1 and classes is None
+    pictures = {"y_test": y_test, "predictive": answer} if drawn else {}
     page = fit_report(
         title=f"{', '.join(names)} from {data.name}",
         summary=summary,
@@ -120,6 +144,7 @@ def _write_report(
         lengthscales=lengthscales(estimator),
         messages=estimator.messages_,
         model_path=out,
+        labels=classes is not None,
         **pictures,
     )
     for name, row in zip(names, scores, strict=False):

@@ -1,4 +1,4 @@
-"""``fathomgp predict``: means, standard deviations and quantiles for the rows of a table."""
+"""``fathomgp predict``: means, standard deviations and quantiles, or class probabilities, for the rows of a table."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,8 @@ def predict(
     """Predict the target for every row of a table.
 
     Columns: mean, std (of a new observation, noise included) and a column a quantile; for several targets their names
-    come first. Rows keep their order. Any number of rows passes through in blocks.
+    come first. For labels: label, and p_<class>, the probability of each class. Rows keep their order. Any number of
+    rows passes through in blocks.
     """
     from fathomgp.cli._files import ColumnMatcher, TableWriter, read_blocks
     from fathomgp.estimators import load
@@ -48,6 +49,8 @@ def _predict_block(estimator: Any, X: Any, levels: list[float], *, first: int) -
         if first == 0:
             raise
         raise DataError(f"In the rows from number {first} on, which counts as 0 here: {error}") from error
+    if hasattr(estimator, "classes_"):
+        return _class_columns(answer.probabilities(), estimator.classes_)
     figures = {"mean": answer.mean(), "std": answer.std()}
     figures |= {f"q{level:g}": values for level, values in zip(levels, answer.quantile(levels), strict=True)}
     if np.ndim(figures["mean"]) == 1:
@@ -55,3 +58,10 @@ def _predict_block(estimator: Any, X: Any, levels: list[float], *, first: int) -
     outputs = figures["mean"].shape[1]
     names = estimator.target_names_ or [f"y{p + 1}" for p in range(outputs)]
     return pd.DataFrame({f"{names[p]}_{kind}": figures[kind][:, p] for p in range(outputs) for kind in figures})
+
+
+def _class_columns(probabilities: Any, classes: Any) -> Any:
+    import pandas as pd
+
+    columns = {f"p_{name}": probabilities[:, k] for k, name in enumerate(classes)}
+    return pd.DataFrame({"label": classes[probabilities.argmax(axis=1)]} | columns)

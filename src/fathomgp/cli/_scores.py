@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from fathomgp.data import read_labels
 from fathomgp.errors import DataError
-from fathomgp.metrics import mae, rmse, smse
+from fathomgp.metrics import accuracy, auc, brier, mae, rmse, smse
 from fathomgp.predictive import Predictive
 
 LEVELS = (0.5, 0.9, 0.95)
@@ -26,6 +27,22 @@ def named_scores(answer: Predictive, y: Any) -> list[dict[str, float]]:
         | {name: float(np.nanmean(column[p])) for name, column in columns.items()}
         for p, pair in enumerate(pairs)
     ]
+
+
+def class_scores(answer: Predictive, y: Any, classes: np.ndarray) -> list[dict[str, float]]:
+    """The same for labels, of which there is one output."""
+    targets, _ = read_labels(y, missing="mask", classes=classes)
+    known = targets.observed[:, 0]
+    if not known.any():
+        raise DataError("No row to be scored has a label: give rows whose target is known.")
+    labels, table = targets.Y[known, 0], answer.probabilities()[known]
+    scores = {
+        "accuracy": float(accuracy(labels, table)),
+        "log density": float(np.mean(answer.log_density(np.where(known, targets.Y[:, 0], np.nan))[known])),
+        "Brier": float(brier(labels, table)),
+    }
+    # Without rows of every class there is no curve to be under.
+    return [scores | {"AUC": auc(labels, table)} if len(np.unique(labels)) == len(classes) else scores]
 
 
 def _columns(values: np.ndarray) -> np.ndarray:

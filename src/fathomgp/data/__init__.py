@@ -2,6 +2,7 @@
 
 from fathomgp.data._generated import step_function as step_function
 from fathomgp.data._generated import step_truth as step_truth
+from fathomgp.data._labels import read_labels as read_labels
 from fathomgp.data._named import Dataset as Dataset
 from fathomgp.data._named import fetch_dataset as fetch_dataset
 from fathomgp.data._named import list_datasets as list_datasets

@@ -132,16 +132,25 @@ class _DeepGPEstimator(BaseEstimator):
         """The whole answer: a :class:`~fathomgp.predictive.Predictive` with mean, std, quantiles, log density, ..."""
         return self._predictive(concatenate_rows([mixture for _, mixture in self._mixtures(self._read(X))]))
 
-    def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray) -> np.ndarray:
-        """Quantiles of y: one row of answers a quantile when ``q`` is a list, like ``numpy.quantile``."""
-        blocks = self._blocks(X, lambda predictive: predictive.quantile(q))
-        return np.concatenate(blocks, axis=0 if np.ndim(q) == 0 else 1)
-
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """``log p(y | x)`` of every row, jointly over several outputs; NaN entries of y are left out."""
         inputs = self._read(X)
         targets = self._encode_targets(y, len(inputs))
         return np.concatenate([p.log_density(targets[rows]) for rows, p in self._predictives(inputs)])
+
+    @double_precision
+    def _sample_targets(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
+        """Joint draws of y, as numbers: (N, n_samples), or (N, P, n_samples) for several outputs."""
+        check_count("n_samples", n_samples)
+        x = self._to_device(self._read(X))
+        key = jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
+        f = self.posterior_.sample_functions(key, n_samples)(x)
+        keys = jax.random.split(jax.random.fold_in(key, 1), n_samples)
+        y = jax.vmap(lambda f, key: self.posterior_.likelihood.sample(f, key=key))(f, keys)
+        outputs = y.shape[2]
+        draws = np.asarray(self.y_scaler_.inverse(np.asarray(y).reshape(-1, outputs))).reshape(y.shape)
+        draws = np.moveaxis(draws, 0, -1)
+        return draws[:, 0] if self._squeeze else draws
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the fitted model to the directory ``path``; :func:`fathomgp.load` reads it. No pickle is involved."""
@@ -217,6 +226,9 @@ class _DeepGPEstimator(BaseEstimator):
         mixture = _predict_f(self.posterior_, jnp.asarray(padded, self._dtype), self._prediction_key())
         means, variances = np.asarray(mixture.means), np.asarray(mixture.variances)
         return Mixture(np.asarray(mixture.log_weights), means[:, : len(x)], variances[:, : len(x)], None)
+
+    def _to_device(self, inputs: np.ndarray) -> jax.Array:
+        return jnp.asarray(self.x_scaler_.transform(inputs), self._dtype)
 
     def _prediction_key(self) -> jax.Array:
         # The same for every call, so that equal questions get equal answers.

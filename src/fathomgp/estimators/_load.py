@@ -4,16 +4,17 @@ import os
 from typing import Any
 
 from fathomgp.errors import ModelFileError
+from fathomgp.estimators._classifier import DeepGPClassifier
 from fathomgp.estimators._regressor import DeepGPRegressor
 from fathomgp.persistence import load_bundle
 from fathomgp.precision import double_precision
 
-_ESTIMATORS = {cls.__name__: cls for cls in (DeepGPRegressor,)}
+_ESTIMATORS = {cls.__name__: cls for cls in (DeepGPRegressor, DeepGPClassifier)}
 
 
 @double_precision
 def load(path: str | os.PathLike) -> Any:
-    """The estimator that :meth:`DeepGPRegressor.save` wrote to the directory ``path``, ready to predict.
+    """The estimator that ``save`` wrote to the directory ``path``, ready to predict.
 
     Damaged, truncated, foreign and newer files are refused with a :class:`~fathomgp.errors.ModelFileError`; nothing in
     a file is executed.

@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
 
 from fathomgp.data import read_inputs, read_targets
 from fathomgp.errors import SettingError
@@ -120,26 +117,19 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
             return np.concatenate([mean for mean, _ in blocks]), np.concatenate([std for _, std in blocks])
         return np.concatenate(self._blocks(X, lambda predictive: predictive.mean()))
 
-    @double_precision
+    def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray) -> np.ndarray:
+        """Quantiles of y: one row of answers a quantile when ``q`` is a list, like ``numpy.quantile``."""
+        blocks = self._blocks(X, lambda predictive: predictive.quantile(q))
+        return np.concatenate(blocks, axis=0 if np.ndim(q) == 0 else 1)
+
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Joint draws of y at the rows of X: (N, n_samples), or (N, P, n_samples) for several outputs."""
-        x = self._to_device(self._read(X))
-        key = jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
-        f = self.posterior_.sample_functions(key, n_samples)(x)
-        keys = jax.random.split(jax.random.fold_in(key, 1), n_samples)
-        y = jax.vmap(lambda f, key: self.posterior_.likelihood.sample(f, key=key))(f, keys)
-        outputs = y.shape[2]
-        draws = np.asarray(self.y_scaler_.inverse(np.asarray(y).reshape(-1, outputs))).reshape(y.shape)
-        draws = np.moveaxis(draws, 0, -1)
-        return draws[:, 0] if self._squeeze else draws
+        return self._sample_targets(X, n_samples, random_state)
 
     @double_precision
     def _joint_predictive(self, inputs: np.ndarray):
         x = self._to_device(inputs)
         return self._predictive(self.posterior_.predict_f(x, key=self._prediction_key(), full_cov=True))
-
-    def _to_device(self, inputs: np.ndarray) -> jax.Array:
-        return jnp.asarray(self.x_scaler_.transform(inputs), self._dtype)
 
     def _likelihood(self) -> AbstractLikelihood:
         likelihood = self.likelihood

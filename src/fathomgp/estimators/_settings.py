@@ -23,6 +23,7 @@ class Method:
         uses_inducing: whether its layers have inducing inputs.
         uses_batches: whether ``batch_size`` means something to it.
         precisions: those that were measured to be safe.
+        classifies: whether it learns from labels, not from real numbers with Gaussian noise alone.
     """
 
     build: Callable[[], AbstractInference]
@@ -31,11 +32,12 @@ class Method:
     uses_inducing: bool
     uses_batches: bool
     precisions: tuple[str, ...] = ("double", "single")
+    classifies: bool = True
 
 
 METHODS: dict[str, Method] = {
-    "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False),
-    "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False),
+    "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False, classifies=False),
+    "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False, classifies=False),
     "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
 }
 

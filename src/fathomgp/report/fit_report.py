@@ -22,6 +22,11 @@ from fathomgp.report._page import Report
 
 SCORES_CAPTION = "RMSE and CRPS are in the units of the output, lower is better; log density: higher is better."
 
+LABEL_SCORES_CAPTION = (
+    "Accuracy: the share of right labels. Log density: the mean log probability of the true label, higher is better; "
+    "Brier: the squared error of the probabilities, lower is better."
+)
+
 CALIBRATION_CAPTION = (
     "Calibration: the share of held-out rows inside the central interval (up) for each nominal probability (across). "
     "An honest model follows the dashed line: above it the intervals are too wide, below it too narrow. The grey band "
@@ -46,6 +51,7 @@ def fit_report(
     lengthscales: Any = None,
     messages: Sequence[str] = (),
     model_path: str | os.PathLike[str] = "model/",
+    labels: bool = False,
 ) -> Path:
     """Write the page of one fit and return its path. What is not given is left out of the page.
 
@@ -61,15 +67,16 @@ def fit_report(
         lengthscales: one for each input, of the first layer, in units of the scaled inputs.
         messages: warnings of the fit, one sentence each.
         model_path: where the model was saved, for the lines that load it.
+        labels: whether the model predicts labels instead of numbers.
     """
     page = Report(title, "A Gaussian process fitted by fathomgp.").with_heading("What was fitted")
     page = page.with_pairs(summary)
     for message in messages:
         page = page.with_warning(message)
     page = _how_it_went(page, history)
-    page = _how_good(page, scores, y_test, predictive)
+    page = _how_good(page, scores, y_test, predictive, LABEL_SCORES_CAPTION if labels else SCORES_CAPTION)
     page = _what_matters(page, lengthscales, feature_names)
-    return _what_next(page, model_path, feature_names).write(path)
+    return _what_next(page, model_path, feature_names, labels).write(path)
 
 
 def _how_it_went(page: Report, history: Mapping[str, Any] | None) -> Report:
@@ -79,14 +86,14 @@ def _how_it_went(page: Report, history: Mapping[str, Any] | None) -> Report:
     return page.with_heading("How the fit went").with_figure(objective_history(history), caption=caption)
 
 
-def _how_good(page: Report, scores: Sequence[Mapping[str, Any]], y: Any, answer: Answer | None) -> Report:
+def _how_good(page: Report, scores: Sequence[Mapping[str, Any]], y: Any, answer: Answer | None, caption: str) -> Report:
     if (y is None) != (answer is None):
         raise DataError("y_test and predictive belong together: give both, or neither.")
     if not scores and answer is None:
         return page
     page = page.with_heading("How good it is")
     if scores:
-        page = page.with_table(scores, SCORES_CAPTION)
+        page = page.with_table(scores, caption)
     return page if answer is None else _held_out_pictures(page, y, answer)
 
 
@@ -115,15 +122,17 @@ def _what_matters(page: Report, lengthscales: Any, names: Sequence[str]) -> Repo
     return page.with_figure(relevance_bars(lengthscales, names), caption=caption + shown)
 
 
-def _what_next(page: Report, model_path: str | os.PathLike[str], names: Sequence[str]) -> Report:
+def _what_next(page: Report, model_path: str | os.PathLike[str], names: Sequence[str], labels: bool) -> Report:
     columns = f"[{list(names)!r}]" if 0 < len(names) <= 12 else ""
+    numbers = (
+        "mean, std = model.predict(new, return_std=True)\nlower, upper = model.predict_distribution(new).interval(0.95)"
+    )
     snippet = (
         "import pandas as pd\n"
         "from fathomgp import load\n\n"
         f"model = load({os.fspath(model_path)!r})\n"
         f'new = pd.read_csv("new.csv"){columns}\n'
-        "mean, std = model.predict(new, return_std=True)\n"
-        "lower, upper = model.predict_distribution(new).interval(0.95)"
+        f"{'labels, probabilities = model.predict(new), model.predict_proba(new)' if labels else numbers}"
     )
     page = page.with_heading("Use the model again").with_text("In Python:").with_code(snippet)
     return page.with_text("On the command line:").with_code(
