@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fathomgp.errors import SettingError
-from fathomgp.inference import DSVI, SGPR, AbstractInference, Exact
+from fathomgp.inference import DSVI, SGHMC, SGPR, AbstractInference, Exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ METHODS: dict[str, Method] = {
     "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False, classifies=False),
     "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False, classifies=False),
     "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
+    "sghmc": Method(SGHMC, SGHMC, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
 }
 
 #: The floating-point type of the data; parameters are in float64 except in "single".

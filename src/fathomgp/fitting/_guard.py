@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from fathomgp.inference import Buffer
+
 #: Every so many failed steps in a row the algorithm is asked to be more careful ...
 BACK_OFF_AFTER = 5
 #: ... and after so many the run stops.
@@ -45,7 +47,7 @@ def guarded(inference: Any, guard: Guard, old: Any, new: Any, ok: Bool[Array, ""
 
 
 def select(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
-    """``yes`` where the condition holds, leaf by leaf."""
+    """``yes`` where the condition holds, leaf by leaf; buffers are always those of ``yes``."""
 
     def leaf(a: Any, b: Any) -> Any:
         if not eqx.is_array(a):
@@ -54,4 +56,4 @@ def select(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
             return jax.random.wrap_key_data(jnp.where(condition, jax.random.key_data(a), jax.random.key_data(b)))
         return jnp.where(condition, a, b)
 
-    return jax.tree.map(leaf, yes, no)
+    return jax.tree.map(leaf, yes, no, is_leaf=lambda node: isinstance(node, Buffer))

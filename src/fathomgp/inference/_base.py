@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.likelihoods import AbstractLikelihood
@@ -33,6 +33,32 @@ class Phase:
     batch_size: int | None = None
     batches_per_step: int = 1
     ordered: bool = False
+
+
+class Buffer(eqx.Module):
+    """A part of a state that steps fill slot by slot, in place: draws that are kept, for instance.
+
+    The loop does not undo what a failed step wrote here, since that would copy the whole buffer at every step. So the
+    slot must follow from the rest of the state: the step that is tried again then writes the same slot.
+
+    Attributes:
+        values: arrays with one slot an entry of their first axis.
+    """
+
+    values: PyTree[Shaped[Array, "slots ..."]]
+
+    def write(self, slot: Int[Array, ""], values: PyTree) -> "Buffer":
+        """The buffer with ``values`` in a slot."""
+        return Buffer(jax.tree.map(lambda old, new: old.at[slot].set(new), self.values, values))
+
+    def read(self, slot: Int[Array, ""]) -> PyTree:
+        """What a slot holds."""
+        return jax.tree.map(lambda leaf: leaf[slot], self.values)
+
+
+def empty_buffer(values: PyTree, slots: int) -> Buffer:
+    """A buffer for so many entries like ``values``."""
+    return Buffer(jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), values))
 
 
 class AbstractInfo(eqx.Module):

@@ -130,7 +130,7 @@ class DSVI(AbstractInference):
         value, jitter, gradient = negative_data_term(state.model, state.q, batch, key=key, num_samples=self.num_samples)
         model_gradient, q_gradient = gradient
         kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
-        pace = state.caution * _schedule(state.steps, state.horizon, state.caution.dtype)
+        pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
         total = (partition(model_gradient)[0], _lower(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
         model, q, adam = self._adam_step(state, total, pace)
         fine = jnp.asarray(True)
@@ -334,7 +334,7 @@ def _lower(q: tuple[Whitened, ...]) -> tuple[Whitened, ...]:
     return tuple(Whitened(layer.mean, jnp.tril(layer.root)) for layer in q)
 
 
-def _schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
+def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
     """1 over the first half of the steps, then a cosine down to a tenth."""
     share = jnp.clip(2.0 * steps.astype(dtype) / jnp.maximum(horizon, 1).astype(dtype) - 1.0, 0.0, 1.0)
     return 0.55 + 0.45 * jnp.cos(jnp.pi * share)

@@ -1,0 +1,239 @@
+"""SGHMC for deep GPs: gradients, the known posterior of one layer, calibration, every likelihood, resuming."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from fathomgp.data import ArraySource, Batch
+from fathomgp.errors import FitWarning, SettingError
+from fathomgp.fitting import Checkpointing, fit_model
+from fathomgp.inference import SGHMC, _streaming, hamiltonian_sampler
+from fathomgp.inference.sghmc import differentiable_factors, energy_and_gradient, log_likelihood, model_gradient
+from fathomgp.kernels import Matern52
+from fathomgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, RobustMax, Softmax, StudentT
+from fathomgp.means import Zero
+from fathomgp.model import DeepGP, Layer, Recipe, build_model, prepare_all, project
+from fathomgp.parameters import partition, real
+
+QUICK = SGHMC(burn_in=6, sampling=6, draws=3, chains=2, batch_size=16, window=4)
+
+
+@pytest.fixture
+def data(rng):
+    x = rng.uniform(-2.0, 2.0, size=(30, 2))
+    return x, np.sin(2 * x[:, :1]) * x[:, 1:] + 0.1 * rng.normal(size=(30, 1))
+
+
+def shallow(z, noise=0.05) -> DeepGP:
+    return DeepGP((Layer(Matern52(0.8, 1.3), Zero(1), real(z), 1),), Gaussian(noise))
+
+
+def deep(x, likelihood=None, outputs=1, depth=2, **settings) -> DeepGP:
+    likelihood = Gaussian(0.05) if likelihood is None else likelihood
+    return build_model(x, likelihood, outputs, depth=depth, num_inducing=6, recipe=Recipe(variance=0.5), **settings)
+
+
+def random_values(model, rng):
+    return tuple(jnp.asarray(rng.normal(size=(layer.num_inducing, layer.width))) for layer in model.layers)
+
+
+def fitc(model, x):
+    """A and the diagonal of the covariance of y given v, in a model of one layer."""
+    layer = model.layers[0]
+    A = project(layer, prepare_all(model.layers)[0], jnp.asarray(x))
+    return np.asarray(A), np.asarray(layer.kernel.diagonal(jnp.asarray(x)) - jnp.sum(A**2, 0)) + 0.05
+
+
+def test_gradients_streamed_in_blocks_equal_plain_ones(data, rng, key, monkeypatch):
+    x, y = data
+    model, batch = deep(x, depth=1), ArraySource(x, y).everything()
+    v = random_values(model, rng)
+    learned, constant = partition(model)
+    rows = (batch.x, batch.y, batch.observed, batch.weight)
+
+    def energy(v, learned):
+        model = eqx.combine(learned, constant)
+        value = log_likelihood(model, tuple(prepare_all(model.layers)), v, rows, key=key)
+        return (0.5 * sum(jnp.sum(layer**2) for layer in v) - value) / 30.0
+
+    value, (v_slope, model_slope) = jax.value_and_grad(energy, (0, 1))(v, learned)
+    factors = differentiable_factors(model)
+    for block in (1024, 7):
+        monkeypatch.setattr(_streaming, "BLOCK", block)
+        ours, gradient = energy_and_gradient(model, factors.whiteners, v, batch, key=key)
+        assert float(ours) == pytest.approx(float(value), rel=1e-10)
+        assert np.allclose(gradient[0], v_slope[0], rtol=1e-8)
+        _, gradient = model_gradient(model, factors, v, batch, key=key)
+        for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(model_slope), strict=True):
+            assert np.allclose(a, b, rtol=1e-6, atol=1e-10)
+
+
+def test_batches_are_unbiased(data, rng, key):
+    x, y = data
+    source, model = ArraySource(x, y), deep(x, depth=1)
+    v, whiteners = random_values(model, rng), tuple(prepare_all(model.layers))
+    feed = source.feed(start=0, count=6, capacity=6, batch_size=5, seed=1)  # one epoch
+    parts = [energy_and_gradient(model, whiteners, v, feed.batch(jnp.asarray(i)), key=key) for i in range(6)]
+    whole = energy_and_gradient(model, whiteners, v, source.everything(), key=key)
+    assert np.mean([part[0] for part in parts]) == pytest.approx(float(whole[0]), rel=1e-10)
+    assert np.allclose(np.mean([part[1][0] for part in parts], axis=0), whole[1][0], rtol=1e-8)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _draws(model, x, y, key, count, spacing):
+    """Thinned draws of v for many data sets (rows of y) at once, after a burn-in that adapts the sampler."""
+    whiteners = tuple(prepare_all(model.layers))
+    size, num_data = len(x), jnp.asarray(float(len(x)))
+
+    def gradient(v, y):
+        batch = Batch(x, y[:, None], jnp.ones((size, 1), bool), jnp.ones(size), jnp.arange(size), num_data)
+        return energy_and_gradient(model, whiteners, v, batch, key=key)[1]
+
+    def advance(carry, key, adapting):
+        v, state = carry
+        sampler = hamiltonian_sampler(num_data, step_size=0.1, friction=0.2, adapting=adapting)
+        move, state = sampler.update(jax.vmap(gradient)(v, y), state, key=key)
+        return jax.tree.map(jnp.add, v, move), state
+
+    v = (jnp.zeros((len(y), *model.layers[0].z.shape[:1], 1)),)
+    carry = (v, hamiltonian_sampler().init(v))
+    burn_in, sampling = jax.random.split(key)
+    carry = jax.lax.scan(lambda c, k: (advance(c, k, True), None), carry, jax.random.split(burn_in, 800))[0]
+
+    def keep_one(carry, key):
+        carry = jax.lax.scan(lambda c, k: (advance(c, k, False), None), carry, jax.random.split(key, spacing))[0]
+        return carry, carry[0][0][..., 0]
+
+    return jax.lax.scan(keep_one, carry, jax.random.split(sampling, count))[1]
+
+
+def test_simulation_based_calibration_on_the_known_posterior_of_one_layer(key, rng):
+    repeats, count = 300, 19
+    x = rng.uniform(-2.0, 2.0, size=(10, 1))
+    model = shallow(np.array([[-1.5], [0.0], [1.5]]))
+    A, D = fitc(model, x)
+    truth = rng.normal(size=(repeats, 3))
+    y = truth @ A + np.sqrt(D) * rng.normal(size=(repeats, 10))
+    draws = np.asarray(_draws(model, jnp.asarray(x), jnp.asarray(y), key, count, 120))
+    for coordinate in range(3):
+        ranks = np.sum(draws[:, :, coordinate] < truth[:, coordinate], axis=0)
+        histogram = np.bincount(ranks, minlength=count + 1).reshape(10, 2).sum(axis=1)
+        assert scipy.stats.chisquare(histogram).pvalue > 1e-3
+    precision = np.eye(3) + (A / D) @ A.T
+    mean = np.linalg.solve(precision, (A / D) @ y.T).T
+    white = (draws - mean) @ np.linalg.cholesky(precision)
+    size = count * repeats
+    assert np.all(np.abs(white.mean(axis=(0, 1))) < 4.5 / np.sqrt(size))
+    covariance = np.einsum("tri,trj->ij", white, white) / size
+    assert np.all(np.abs(covariance - np.eye(3)) < 4.5 * np.sqrt(2.0 / size) + 0.01)
+
+
+def test_the_whole_algorithm_finds_the_known_posterior(key, rng):
+    x = rng.uniform(-2.0, 2.0, size=(12, 1))
+    y = np.sin(2 * x) + 0.2 * rng.normal(size=(12, 1))
+    model = shallow(np.array([[-1.5], [0.0], [1.5]]))
+    inference = SGHMC(400, 2000, draws=20, chains=20, step_size=0.1, friction=0.2, hyperparameters="fixed")
+    result = fit_model(inference, model, ArraySource(x, y), key=key, verbose=False)
+    A, D = fitc(model, x)
+    precision = np.eye(3) + (A / D) @ A.T
+    v = np.asarray(result.posterior.v[0])[..., 0].reshape(-1, 3)
+    white = (v - np.linalg.solve(precision, (A / D) @ y[:, 0])) @ np.linalg.cholesky(precision)
+    assert len(v) == 400
+    assert np.all(np.abs(white.mean(axis=0)) < 4.5 / np.sqrt(400))
+    assert np.all(np.abs(np.cov(white.T) - np.eye(3)) < 4.5 * np.sqrt(2.0 / 400) + 0.02)
+    assert eqx.tree_equal(result.posterior.model, model)
+    assert 0.9 < result.history["temperature"][-500:].mean() < 1.1
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [
+        (Gaussian(0.1), 2),
+        (HeteroscedasticGaussian(), 1),
+        (StudentT(), 1),
+        (Poisson(), 1),
+        (Bernoulli(), 1),
+        (RobustMax(3), 1),
+        (Softmax(3), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_likelihood_has_an_energy_that_ignores_missing_outputs(data, rng, key, likelihood, outputs):
+    x, _ = data
+    y = (x[:, :outputs] > 0.0).astype(float)
+    observed = rng.uniform(size=y.shape) < 0.7
+    model = deep(x, likelihood, outputs, depth=1)
+    v, whiteners = random_values(model, rng), tuple(prepare_all(model.layers))
+    answer = eqx.filter_jit(energy_and_gradient)
+    batches = [ArraySource(x, np.where(observed, y, other), observed).everything() for other in (0.0, 1.0)]
+    (energy, gradient), (same, _) = (answer(model, whiteners, v, batch, key=key) for batch in batches)
+    assert np.isfinite(energy)
+    assert float(energy) == pytest.approx(float(same))
+    assert np.all(np.isfinite(gradient[0]))
+
+
+def test_an_interrupted_run_resumes_with_the_same_draws_bit_for_bit(data, key, tmp_path):
+    x, y = data
+    source, model = ArraySource(x, y), deep(x)
+    calm = fit_model(QUICK, model, source, key=key, verbose=False)
+
+    def interrupt(event):
+        if event["phase"] == "sampling" and event["step"] >= 3:
+            raise KeyboardInterrupt
+
+    settings = {"key": key, "verbose": False, "checkpointing": Checkpointing(tmp_path, None, 2)}
+    with pytest.warns(FitWarning, match="Stopped by the user"):
+        stopped = fit_model(QUICK, model, source, callbacks=[interrupt], **settings)
+    assert 0 < stopped.posterior.num_samples < calm.posterior.num_samples
+    resumed = fit_model(QUICK, model, source, **settings)
+    assert np.array_equal(resumed.history["objective"], calm.history["objective"])
+    for ours, theirs in zip(jax.tree.leaves(resumed.posterior), jax.tree.leaves(calm.posterior), strict=True):
+        assert np.array_equal(ours, theirs)
+    answers_the_same_questions(calm.posterior, jnp.asarray(x), key)
+
+
+def answers_the_same_questions(posterior, rows, key):
+    predict = eqx.filter_jit(lambda rows: posterior.predict_f(rows, key=key))
+    whole, parts = predict(rows), [predict(rows[i : i + 10]) for i in range(0, 30, 10)]
+    assert whole.means.shape == (6, 30, 1)
+    assert np.allclose(whole.means, np.concatenate([part.means for part in parts], axis=1), atol=1e-10)
+    joint = eqx.filter_jit(lambda rows: posterior.predict_f(rows, key=key, full_cov=True))(rows[:4])
+    assert joint.covariances.shape == (6, 4, 4, 1)
+    inside, functions = eqx.filter_jit(
+        lambda rows: (posterior.propagate(rows, key=key), posterior.sample_functions(key, 8)(rows))
+    )(rows[:4])
+    assert [layer.shape for layer in inside] == [(6, 4, 2), (6, 4, 1)]
+    assert functions.shape == (8, 4, 1)
+
+
+def test_plain_mcem_alternates_and_naive_has_a_window_of_one(data, key):
+    x, y = data
+    inference = SGHMC(12, 4, draws=2, chains=1, batch_size=16, hyperparameters="mcem", mcem_draws=2, mcem_steps=3)
+    phases = inference.plan(30, None)
+    assert [phase.name for phase in phases] == ["expectation", "maximisation"] * 2 + ["sampling"]
+    result = fit_model(inference, deep(x, depth=1), ArraySource(x, y), key=key, verbose=False)
+    assert np.all(result.history["ok"])
+    assert result.posterior.num_samples == 2
+    naive = SGHMC(hyperparameters="naive")
+    assert naive.init(deep(x), ArraySource(x, y), key=key).draws.values[1].shape == (1, 2)
+
+
+def test_max_iter_is_the_sum_of_the_phases():
+    assert [phase.steps for phase in SGHMC(200, 100).plan(10, 30)] == [20, 10]
+    assert [phase.steps for phase in SGHMC(200, 100).plan(10, 1)] == [1]
+
+
+def test_settings_are_checked():
+    with pytest.raises(SettingError, match="chains must be at least 1, but it is 0"):
+        SGHMC(chains=0)
+    with pytest.raises(SettingError, match="step_size must be positive, but it is -1"):
+        SGHMC(step_size=-1.0)
+    with pytest.raises(SettingError, match="friction must lie above 0 and not above 1, but it is 2"):
+        SGHMC(friction=2.0)
+    with pytest.raises(SettingError, match="hyperparameters='em' is unknown: choose one of 'moving-window', 'mcem'"):
+        SGHMC(hyperparameters="em")
