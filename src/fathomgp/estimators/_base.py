@@ -20,7 +20,7 @@ from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_
 from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
 from fathomgp.likelihoods import AbstractLikelihood
-from fathomgp.model import build_model
+from fathomgp.model import ARCHITECTURES, build_model
 from fathomgp.parameters import cast
 from fathomgp.persistence import save_bundle
 from fathomgp.precision import double_precision
@@ -85,6 +85,7 @@ class _DeepGPEstimator(BaseEstimator):
             num_inducing=self._num_inducing(source.num_data) if method.uses_inducing else None,
             hidden_dim=self.hidden_dim,
             kernel=self.kernel,
+            architecture=self.architecture,
             seed=seed,
         )
         # Kernels and likelihoods that users build outside the float64 scope hold float32.
@@ -170,7 +171,12 @@ class _DeepGPEstimator(BaseEstimator):
         if self.precision not in method.precisions:
             allowed = " or ".join(map(repr, method.precisions))
             raise SettingError(f"method={self.method!r} has no precision {self.precision!r}: choose {allowed}.")
-        choose("architecture", self.architecture, ("composition",))
+        choose("architecture", self.architecture, ARCHITECTURES)
+        if self.architecture not in method.architectures:
+            raise SettingError(
+                f"method={self.method!r} has no architecture {self.architecture!r}: use method='stride', or "
+                "architecture='composition'."
+            )
         choose("missing", self.missing, ("error", "mask"))
         for name in ("depth", "max_iter", "batch_size"):
             check_count(name, getattr(self, name), optional=True)

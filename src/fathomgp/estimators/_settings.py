@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fathomgp.errors import SettingError
-from fathomgp.inference import DSVI, SGHMC, SGPR, AbstractInference, Exact
+from fathomgp.inference import DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Method:
         uses_batches: whether ``batch_size`` means something to it.
         precisions: those that were measured to be safe.
         classifies: whether it learns from labels, not from real numbers with Gaussian noise alone.
+        architectures: how its layers may be joined.
     """
 
     build: Callable[[], AbstractInference]
@@ -33,6 +34,7 @@ class Method:
     uses_batches: bool
     precisions: tuple[str, ...] = ("double", "single")
     classifies: bool = True
+    architectures: tuple[str, ...] = ("composition",)
 
 
 METHODS: dict[str, Method] = {
@@ -40,6 +42,15 @@ METHODS: dict[str, Method] = {
     "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False, classifies=False),
     "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
     "sghmc": Method(SGHMC, SGHMC, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
+    "stride": Method(
+        STRIDE,
+        STRIDE,
+        2,
+        uses_inducing=True,
+        uses_batches=False,
+        precisions=("double",),
+        architectures=("composition", "convolution", "injective"),
+    ),
 }
 
 #: The floating-point type of the data; parameters are in float64 except in "single".

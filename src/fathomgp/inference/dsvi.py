@@ -307,7 +307,7 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[
 
     fitted = lbfgs_minimise(objective, shallow, max_steps=_START_STEPS, tolerance=1e-5)
     layers = (*model.layers[:-1], *fitted.layers)
-    return DeepGP(layers, fitted.likelihood, model.skip_inputs), optimal_q(fitted, batch)
+    return DeepGP(layers, fitted.likelihood, model.skip_inputs, model.architecture), optimal_q(fitted, batch)
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------

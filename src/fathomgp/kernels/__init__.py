@@ -20,6 +20,7 @@ from fathomgp.kernels._dot_product import ArcCosine as ArcCosine
 from fathomgp.kernels._dot_product import Linear as Linear
 from fathomgp.kernels._dot_product import NeuralNetwork as NeuralNetwork
 from fathomgp.kernels._dot_product import Polynomial as Polynomial
+from fathomgp.kernels._nonstationary import Convolution as Convolution
 from fathomgp.kernels._registry import KERNELS as KERNELS
 from fathomgp.kernels._registry import kernel_from_name as kernel_from_name
 from fathomgp.kernels._simple import Constant as Constant

@@ -46,14 +46,15 @@ class AbstractStationary(AbstractKernel):
 
     def gram(self, x1: Float[Array, "N D"], x2: Float[Array, "M D"] | None = None) -> Float[Array, "N M"]:
         """The matrix of ``k(x1_i, x2_j)``."""
-        r2 = squared_distance(self._scaled(x1), None if x2 is None else self._scaled(x2))
+        r2 = squared_distance(self.scaled(x1), None if x2 is None else self.scaled(x2))
         return self.covariance(r2, log_like(self.variance, x1))
 
     def diagonal(self, x: Float[Array, "N D"]) -> Float[Array, " N"]:
         """The variance, N times."""
         return jnp.broadcast_to(like(self.variance, x), (x.shape[0],))
 
-    def _scaled(self, x: Float[Array, "N D"]) -> Float[Array, "N A"]:
+    def scaled(self, x: Float[Array, "N D"]) -> Float[Array, "N A"]:
+        """The columns that the kernel looks at, in units of their lengthscales."""
         x = active_columns(x, self.active_dims)
         return x / row_like(self.lengthscale, x, "lengthscale")
 

@@ -4,9 +4,10 @@ import math
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
-from fathomgp.linalg._cholesky import Factor, safe_cholesky
+from fathomgp.linalg._cholesky import Factor, differentiable_lower, safe_cholesky
 from fathomgp.linalg._inverse import inverse_lower, logdet_lower
 from fathomgp.linalg._products import product, transpose, transposed_product
 
@@ -79,3 +80,54 @@ def log_density(covariance: LowRankPlusDiagonal, Y: Float[Array, "N P"]) -> Floa
     """``sum_p log N(Y_p; 0, A)``."""
     constant = Y.shape[0] * math.log(2.0 * math.pi)
     return -0.5 * jnp.sum(covariance.quadratic_form(Y) + covariance.log_determinant() + constant)
+
+
+class GramSums(eqx.Module):
+    """All that a sparse evidence needs to know of the data, for F groups of R outputs each.
+
+    Attributes:
+        Kmm: the prior covariance of the inducing values.
+        gram: ``K_mn K_nm`` over the rows of each group.
+        cross: ``K_mn Y``.
+        square: ``|Y|^2``, summed over the group's outputs.
+        prior: ``tr K_nn`` over the rows of each group.
+        count: the number of rows.
+    """
+
+    Kmm: Float[Array, "*batch M M"]
+    gram: Float[Array, "*batch F M M"]
+    cross: Float[Array, "*batch F M R"]
+    square: Float[Array, "*batch F"]
+    prior: Float[Array, "*batch F"]
+    count: Float[Array, "*batch F"]
+
+
+def gram_evidence(
+    sums: GramSums, noise_variance: Float[Array, " F"], *, jitter: float
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """The sparse evidence and the collapsed bound from M x M sums alone: the form for many evaluations.
+
+    With K = K_mm + jitter, A = K + K_mn K_nm / s2 and a = K_mn Y, summed over groups,
+
+        evidence = -1/2 [N R log(2 pi s2) + R log |A| - R log |K| + |Y|^2 / s2 - a^T A^-1 a / s2^2]
+        bound = evidence - R / (2 s2) (tr K_nn - tr K^-1 K_mn K_nm)
+
+    All matrices of all batch entries are factorised in one call. Rounding in the sums is seen through A^-1, so
+    ``jitter``, a share of the mean of the diagonal of K_mm, should not be below 1e-8 in float64. NaN where a matrix has
+    no factor: a sampler rejects there.
+    """
+    size, outputs = sums.Kmm.shape[-1], sums.cross.shape[-1]
+    amount = jitter * jnp.mean(jnp.diagonal(sums.Kmm, axis1=-2, axis2=-1), axis=-1)
+    identity = jnp.broadcast_to(jnp.eye(size, dtype=amount.dtype), sums.Kmm.shape)
+    K = (sums.Kmm + amount[..., None, None] * identity)[..., None, :, :]
+    s2 = jnp.broadcast_to(noise_variance, sums.square.shape)
+    both = jnp.concatenate([K, K + sums.gram / s2[..., None, None]], axis=-3)
+    lower = lax.linalg.cholesky(lax.stop_gradient(both), symmetrize_input=False)
+    inverse = inverse_lower(differentiable_lower(both, lower))
+    half_log = -jnp.sum(jnp.log(jnp.diagonal(inverse, axis1=-2, axis2=-1)), axis=-1)
+    fit = jnp.sum((inverse[..., 1:, :, :] @ sums.cross) ** 2, axis=(-2, -1)) / s2
+    explained = jnp.sum((inverse[..., :1, :, :] @ sums.gram) * inverse[..., :1, :, :], axis=(-2, -1))
+    constant = outputs * sums.count * jnp.log(2.0 * math.pi * s2)
+    slack = 2.0 * outputs * (half_log[..., 1:] - half_log[..., :1])
+    evidence = -0.5 * jnp.sum(constant + slack + (sums.square - fit) / s2, axis=-1)
+    return evidence, evidence - 0.5 * jnp.sum(outputs * (sums.prior - explained) / s2, axis=-1)

@@ -1,5 +1,11 @@
 """What is believed: layers of Gaussian processes, a likelihood, and recipes that build a good start from data."""
 
+from fathomgp.model._architectures import ARCHITECTURES as ARCHITECTURES
+from fathomgp.model._architectures import AbstractArchitecture as AbstractArchitecture
+from fathomgp.model._architectures import Composition as Composition
+from fathomgp.model._architectures import ConvolutionArchitecture as ConvolutionArchitecture
+from fathomgp.model._architectures import Injective as Injective
+from fathomgp.model._architectures import find_architecture as find_architecture
 from fathomgp.model._conditional import Conditional as Conditional
 from fathomgp.model._conditional import Whitened as Whitened
 from fathomgp.model._conditional import Whitener as Whitener

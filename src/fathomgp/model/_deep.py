@@ -10,6 +10,7 @@ from fathomgp.kernels import AbstractKernel
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.linalg import safe_cholesky
 from fathomgp.means import AbstractMean
+from fathomgp.model._architectures import AbstractArchitecture, Composition, Knots
 from fathomgp.parameters import Parameter
 
 
@@ -60,24 +61,37 @@ class DeepGP(eqx.Module):
         layers: from the inputs to the outputs.
         likelihood: p(y | f) of the last layer's values f.
         skip_inputs: whether every layer after the first also sees the inputs x (Duvenaud et al. 2014), appended to h.
+        architecture: what a layer makes of the values of the layer below; h_{l-1} itself in the formula above.
     """
 
     layers: tuple[Layer, ...]
     likelihood: AbstractLikelihood
     skip_inputs: bool = eqx.field(static=True, default=False)
+    architecture: AbstractArchitecture = Composition()
 
     def __check_init__(self):
         if not self.layers:
             raise SettingError("A deep GP needs at least one layer.")
+        if self.skip_inputs and not isinstance(self.architecture, Composition):
+            raise SettingError("skip_inputs belongs to the composition architecture: set skip_inputs=False.")
 
     @property
     def depth(self) -> int:
         """The number of layers, L."""
         return len(self.layers)
 
-    def layer_input(self, level: int, x: Float[Array, "N D"], h: Float[Array, "N E"]) -> Float[Array, "N F"]:
-        """What layer ``level`` sees: h, with the inputs appended when ``skip_inputs``."""
-        return jnp.concatenate([h, x], axis=1) if self.skip_inputs and level > 0 else h
+    def layer_input(
+        self, level: int, x: Float[Array, "N D"], h: Float[Array, "N E"], knots: Knots | None = None
+    ) -> Float[Array, "N F"]:
+        """What layer ``level`` sees at ``x`` when the layer below has the values ``h`` there.
+
+        ``knots`` are inputs and values of the layer below between which the injective architecture integrates; by
+        default ``x`` and ``h`` themselves.
+        """
+        if level == 0:
+            return h
+        inputs = self.architecture.inputs(x, h, (x, h) if knots is None else knots)
+        return jnp.concatenate([inputs, x], axis=1) if self.skip_inputs else inputs
 
     def sample_prior(
         self, x: Float[Array, "N D"], *, key: PRNGKeyArray, num_samples: int = 1

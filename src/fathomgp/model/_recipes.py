@@ -9,7 +9,8 @@ import numpy as np
 from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, kernel_from_name
 from fathomgp.likelihoods import AbstractLikelihood
-from fathomgp.means import AbstractMean, Zero, linear_map
+from fathomgp.means import AbstractMean, Zero
+from fathomgp.model._architectures import AbstractArchitecture, find_architecture
 from fathomgp.model._deep import DeepGP, Layer
 from fathomgp.parameters import positive, real
 
@@ -27,6 +28,8 @@ class Recipe:
         inner_variance: of the inner layers' kernels, if another: a small one lets a deep model start as a shallow one.
         layer_noise: variance of the white noise between layers; ``None`` for none.
         max_width: inner layers are as wide as the inputs, up to this.
+        centred: whether hidden layers have the mean at which the next layer is stationary (the identity, for
+            composition); otherwise their mean is zero.
         reference: where the values come from.
     """
 
@@ -35,12 +38,14 @@ class Recipe:
     layer_noise: float | None = None
     max_width: int = 30
     inner_variance: float | None = None
+    centred: bool = True
     reference: str = ""
 
 
 RECIPES: dict[str, Recipe] = {
     "default": Recipe(inner_variance=0.1, reference="lengthscale sqrt(D) is safe in any number of inputs"),
     "salimbeni2017": Recipe(2.0, 2.0, 1e-5, 30, reference="Salimbeni and Deisenroth (2017), supplement"),
+    "latz2025": Recipe(centred=False, reference="Latz et al. (2025): hidden layers with mean 0 and variance 1"),
     "havasi2018": Recipe(None, 0.01, None, 10, reference="Havasi et al. (2018) and the authors' code"),
 }
 
@@ -56,13 +61,14 @@ def build_model(
     hidden_dim: int | Sequence[int] | None = None,
     kernel: str | AbstractKernel | Sequence[str | AbstractKernel] = "rbf",
     skip_inputs: bool = False,
+    architecture: str | AbstractArchitecture = "composition",
     seed: int = 0,
 ) -> DeepGP:
     """A deep GP that starts well on the standardised inputs ``x``.
 
-    Inner layers have a fixed linear mean (the identity, a PCA map or a padding with zeros, as widths ask), so that the
-    untrained model already passes the inputs through; the last layer's mean is zero. Inducing inputs are k-means
-    centres of ``x``, mapped through the same means.
+    Inner layers have a fixed mean at which the next layer is stationary in ``x``: for composition a linear one (the
+    identity, a PCA map or a padding with zeros, as widths ask), so that the untrained model already passes the inputs
+    through; the last layer's mean is zero. Inducing inputs are k-means centres of ``x``, mapped through the same means.
 
     Args:
         x: standardised inputs, or a random subset of them.
@@ -74,13 +80,15 @@ def build_model(
         hidden_dim: width of the inner layers, one number or one a layer; as wide as the inputs by default.
         kernel: a name or a kernel, one for all layers or one a layer.
         skip_inputs: whether later layers also see ``x``.
+        architecture: how layers are joined, a name or an object.
         seed: of k-means.
     """
-    chosen = _find_recipe(recipe)
+    chosen, joined = _find_recipe(recipe), find_architecture(architecture)
     if depth < 1:
         raise SettingError(f"depth counts GP layers and must be at least 1, but it is {depth}.")
     input_dim = x.shape[1]
-    widths = _widths(hidden_dim, depth, min(input_dim, chosen.max_width))
+    widths = _widths(hidden_dim, depth, joined.width(input_dim, chosen.max_width))
+    joined.check(input_dim, widths)
     kernels = _per_layer(kernel, depth, "kernel")
     centres = None if num_inducing is None else kmeans_centres(x, num_inducing, seed=seed)
     layers, h, z = [], x, centres
@@ -90,23 +98,28 @@ def build_model(
             z = None if z is None or centres is None else np.concatenate([z, centres], axis=1)
         last = level == depth - 1
         width = likelihood.num_latents(num_outputs) if last else widths[level]
-        mean: AbstractMean = Zero(width) if last else linear_map(h, width)
+        neutral: AbstractMean = Zero(width) if last else joined.neutral(h, width)
         noise = None if last or chosen.layer_noise is None else positive(chosen.layer_noise, name="layer noise")
+        columns = h.shape[1] if level == 0 else joined.kernel_dim(h.shape[1])
+        base = _layer_kernel(kernels[level], columns, chosen, inner=not last)
         layers.append(
             Layer(
-                kernel=_layer_kernel(kernels[level], h.shape[1], chosen, inner=not last),
-                mean=mean,
+                kernel=base if level == 0 else joined.kernel(base),
+                mean=neutral if chosen.centred else Zero(width),
                 z=None if z is None else real(z),
                 width=width,
                 noise=noise,
             )
         )
-        h, z = _push(mean, h), None if z is None else _push(mean, z)
-    return DeepGP(tuple(layers), likelihood, skip_inputs)
+        if not last:
+            h, z = _push(joined, neutral, h, x), None if z is None else _push(joined, neutral, z, centres)
+    return DeepGP(tuple(layers), likelihood, skip_inputs, joined)
 
 
-def _push(mean: AbstractMean, rows: np.ndarray) -> np.ndarray:
-    return np.asarray(mean(jnp.asarray(rows)))
+def _push(architecture: AbstractArchitecture, mean: AbstractMean, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """What the next layer sees at ``x`` when this one, which sees ``rows``, has its mean values."""
+    places, values = jnp.asarray(x), mean(jnp.asarray(rows))
+    return np.asarray(architecture.inputs(places, values, (places, values)))
 
 
 def kmeans_centres(x: np.ndarray, num_centres: int, *, seed: int = 0) -> np.ndarray:

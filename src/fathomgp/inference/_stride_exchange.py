@@ -1,0 +1,117 @@
+"""STRIDE's M step: inducing points, chosen among the data, that raise F_V averaged over the particles.
+
+An exchange removes the point whose loss costs least and adds the candidate that gains most (algorithm 2 of Latz et al.
+2025). All deaths and all births of a particle are scored at once by rank-one formulas, so an exchange costs about as
+much as two evaluations of F_V and one pass over the candidates, where the paper evaluates F_V for every one of them.
+The point that was removed is always a candidate, so F_V never falls.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fathomgp.data import Batch
+from fathomgp.inference._stride_top import JITTER, Top, members, residuals
+from fathomgp.inference.exact import gaussian_noise
+from fathomgp.linalg import SparseBound, birth_scores, death_scores, sparse_bound
+from fathomgp.model import DeepGP
+
+
+def exchange(
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    inputs: Float[Array, "S N F"],
+    inducing: Int[Array, " M"],
+    num_candidates: int,
+    *,
+    key: PRNGKeyArray,
+) -> tuple[Int[Array, " M"], Float[Array, ""]]:
+    """One death and one birth. Returns the new set and F_V before it, averaged over the particles.
+
+    Particles pass one after the other, candidates M at a time: memory stays O(N M) whatever S and |J|.
+    """
+    everyone = jnp.ones(len(inducing), bool)
+
+    def deaths(h: Float[Array, "N F"]) -> tuple[Float[Array, ""], Float[Array, " M"]]:
+        now = particle_bound(model, top, batch, h, inducing, everyone)
+        return now.value, death_scores(now)
+
+    values, losses = jax.lax.map(deaths, inputs)
+    out = jnp.argmax(jnp.mean(losses, axis=0))
+    candidates = draw_candidates(members(top, batch), inducing, num_candidates, key=key)
+    candidates = jnp.concatenate([inducing[out][None], candidates])
+    stay = everyone.at[out].set(False)
+
+    def births(h: Float[Array, "N F"]) -> Float[Array, " J"]:
+        without = particle_bound(model, top, batch, h, inducing, stay)
+        return _births(without, model, top, batch, h, candidates)
+
+    gains = jnp.mean(jax.lax.map(births, inputs), axis=0)
+    return inducing.at[out].set(candidates[jnp.argmax(gains)]), jnp.mean(values)
+
+
+def particle_bound(
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    h: Float[Array, "N F"],
+    inducing: Int[Array, " M"],
+    active: Bool[Array, " M"],
+) -> SparseBound:
+    """F_V of one particle; rows without an observation are taken out, a single missing output counts as its mean."""
+    kernel, weight, z = model.layers[-1].kernel, members(top, batch), jnp.take(h, inducing, axis=0)
+    noise = jnp.mean(gaussian_noise(model, batch.y.shape[1]))
+    return sparse_bound(
+        kernel(z),
+        kernel(z, h) * weight[None, :],
+        kernel.diagonal(h) * weight,
+        residuals(model, batch, h),
+        noise,
+        active=active,
+        jitter=JITTER,
+    )
+
+
+def _births(
+    now: SparseBound, model: DeepGP, top: Top, batch: Batch, h: Float[Array, "N F"], candidates: Int[Array, " J"]
+) -> Float[Array, " J"]:
+    """Gains of one particle; rows without an observation cannot be born."""
+    weight = members(top, batch)
+
+    def rows(block: Int[Array, " C"]) -> Float[Array, "C N"]:
+        return model.layers[-1].kernel(jnp.take(h, block, axis=0), h) * weight[None, :]
+
+    return jnp.where(weight[candidates] > 0.0, birth_scores(now, candidates, rows), -jnp.inf)
+
+
+def draw_candidates(
+    weight: Float[Array, " N"], inducing: Int[Array, " M"], count: int, *, key: PRNGKeyArray
+) -> Int[Array, " J"]:
+    """``count`` random rows that are not inducing points yet, without repetition; rows of weight 0 come last."""
+    order = jax.random.uniform(key, weight.shape, weight.dtype) + weight
+    order = order.at[inducing].set(-1.0, mode="drop")
+    return jax.lax.top_k(order, count)[1].astype(inducing.dtype)
+
+
+def greedy_choice(
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    h: Float[Array, "N F"],
+    num_inducing: int,
+    num_candidates: int,
+    *,
+    key: PRNGKeyArray,
+) -> Int[Array, " M"]:
+    """Inducing points for one particle from nothing: one birth after the other, among fresh candidates each time."""
+    slots = jnp.arange(num_inducing)
+
+    def birth(i: Int[Array, ""], chosen: Int[Array, " M"]) -> Int[Array, " M"]:
+        now = particle_bound(model, top, batch, h, chosen, slots < i)
+        taken = jnp.where(slots < i, chosen, len(h))
+        candidates = draw_candidates(members(top, batch), taken, num_candidates, key=jax.random.fold_in(key, i))
+        gains = _births(now, model, top, batch, h, candidates)
+        return chosen.at[i].set(candidates[jnp.argmax(gains)])
+
+    return jax.lax.fori_loop(0, num_inducing, birth, jnp.zeros(num_inducing, jnp.int32))

@@ -1,0 +1,198 @@
+"""Hidden layers from whitened variables, for S particles at once.
+
+A hidden layer's values at the data come from white variables w ~ N(0, I) at R anchor points, rows I of the data, with
+L L^T = k(I, I) given the layer below:
+
+    exact    h = m + L w                      I = all rows
+    aca      h = m + k(., I) L^-T w           I = pivots of adaptive cross-approximation: rank R
+    sparse   h = m + L w at I alone           I = the inducing points; other rows by interpolation (Latz et al. 2025, 3.3)
+
+The bottom layer's kernel is stationary: its factor is the same for all particles, and constant while I is.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fathomgp.linalg import inverse_lower, pivoted_cholesky, product, safe_cholesky
+from fathomgp.means import AbstractMean
+from fathomgp.model import DeepGP
+
+KINDS = ("exact", "aca", "sparse")
+
+#: Values of every hidden layer, at all data or (sparse) at the anchors.
+Values = list[Float[Array, "S K _"]]
+
+
+class Hidden(eqx.Module):
+    """The anchors, and the bottom layer's maps.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        anchors: row numbers of the anchor points.
+        root: from white variables to values of the bottom layer at all data, without the mean: k(X, I) L^-T.
+        lift: from values at the anchors to values at all data, by the bottom layer's kernel: k(X, I) k(I, I)^-1.
+    """
+
+    kind: str = eqx.field(static=True)
+    anchors: Int[Array, " R"]
+    root: Float[Array, "N R"]
+    lift: Float[Array, "N R"] | None
+
+    def sites(self, x: Float[Array, "N D"]) -> Float[Array, "K D"]:
+        """Where hidden layers have values: at the anchors in the sparse kind, at all data in the others."""
+        return x[self.anchors] if self.kind == "sparse" else x
+
+    @property
+    def at_sites(self) -> Int[Array, " R"]:
+        """The anchors' positions among the sites."""
+        return jnp.arange(len(self.anchors)) if self.kind == "sparse" else self.anchors
+
+
+def prepare_hidden(model: DeepGP, x: Float[Array, "N D"], anchors: Int[Array, " R"], kind: str) -> Hidden:
+    """Factorise the bottom layer's covariance."""
+    kernel = model.layers[0].kernel
+    lower = safe_cholesky(kernel(x[anchors])).lower
+    if kind == "exact":
+        return Hidden(kind, anchors, lower, None)
+    inverse = inverse_lower(lower)
+    root = product(kernel(x, x[anchors]), inverse.T)
+    return Hidden(kind, anchors, root, root @ inverse if kind == "sparse" else None)
+
+
+def num_white(model: DeepGP, num_anchors: int) -> int:
+    """The number of white variables of all hidden layers."""
+    return num_anchors * sum(layer.width for layer in model.layers[:-1])
+
+
+def hidden_values(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: Float[Array, "S n"]) -> Values:
+    """The values of every hidden layer at the sites."""
+    sites, at = hidden.sites(x), hidden.at_sites
+    parts = _split(model, len(hidden.anchors), white)
+    root = hidden.root[hidden.anchors] if hidden.kind == "sparse" else hidden.root
+    values = [model.layers[0].mean(sites)[None] + _apply(root, parts[0])]
+    for level in range(1, model.depth - 1):
+        inputs = seen(model, level, sites, values[-1])
+        values.append(_means(model, level, inputs) + _correlate(model, level, hidden, inputs, at, parts[level]))
+    return values
+
+
+def whitened(
+    model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values
+) -> Float[Array, "S n"]:
+    """The white variables that give hidden layers these values (at the sites) in the anchors."""
+    sites, at = hidden.sites(x), hidden.at_sites
+    parts, below = [], None
+    for level, h in enumerate(values):
+        inputs = sites[None] if below is None else seen(model, level, sites, below)
+        z = jnp.take(inputs, at, axis=1)
+        lower = safe_cholesky(jax.vmap(model.layers[level].kernel.gram)(z)).lower
+        offset = jnp.take(h, at, axis=1) - _means(model, level, z)
+        parts.append(_solve(jnp.broadcast_to(lower, (len(h), *lower.shape[1:])), offset))
+        below = h
+    return jnp.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+def top_inputs(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values) -> Float[Array, "S N F"]:
+    """What the last layer sees at all data."""
+    return seen(model, model.depth - 1, x, at_data(model, hidden, x, values[-1], model.depth - 2))
+
+
+def at_data(
+    model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Float[Array, "S K W"], level: int
+) -> Float[Array, "S N W"]:
+    """A hidden layer's values at all data; in the sparse kind interpolated around the layers' means."""
+    if hidden.lift is None:
+        return values
+    trend = mean_path(model, x)[level]
+    return trend[None] + _apply(hidden.lift, values - trend[hidden.anchors][None])
+
+
+def seen(model: DeepGP, level: int, sites: Float[Array, "K D"], below: Float[Array, "S K W"]) -> Float[Array, "S K F"]:
+    """What layer ``level`` sees at the sites, given every particle's values of the layer below there."""
+    return jax.vmap(lambda h: model.layer_input(level, sites, h))(below)
+
+
+def mean_path(
+    model: DeepGP, x: Float[Array, "N D"], mean: Callable[[int, Array], AbstractMean] | None = None
+) -> list[Float[Array, "N _"]]:
+    """The hidden layers' values where each is at its mean; ``mean(level, inputs)`` replaces the layers' own."""
+    path, inputs = [], x
+    for level, layer in enumerate(model.layers[:-1]):
+        path.append((layer.mean if mean is None else mean(level, inputs))(inputs))
+        inputs = model.layer_input(level + 1, x, path[-1])
+    return path
+
+
+def pivots(
+    model: DeepGP, inputs: Float[Array, "S N F"], weight: Float[Array, " N"], rank: int
+) -> Int[Array, " R"]:
+    """Anchors by adaptive cross-approximation of the last layer's covariance, averaged over the particles.
+
+    Rows of weight 0 are never chosen. Where the rank is exhausted before R pivots are found, unused rows fill up.
+    """
+    kernel = model.layers[-1].kernel
+    diagonal = jnp.mean(jax.vmap(kernel.diagonal)(inputs), axis=0) * weight
+
+    def column(i: Int[Array, ""]) -> Float[Array, " N"]:
+        one = lambda h: kernel(h, jax.lax.dynamic_slice_in_dim(h, i, 1))[:, 0]  # noqa: E731
+        return jnp.mean(jax.lax.map(one, inputs), axis=0) * weight * weight[i]
+
+    chosen = pivoted_cholesky(diagonal, column, rank).pivots
+    return fill_up(chosen, weight)
+
+
+def fill_up(chosen: Int[Array, " R"], weight: Float[Array, " N"]) -> Int[Array, " R"]:
+    """Replace entries -1 by rows that were not chosen, real ones first."""
+    order = jnp.where(weight > 0.0, 1.0, 0.5).at[jnp.where(chosen >= 0, chosen, len(weight))].set(0.0, mode="drop")
+    spare = jax.lax.top_k(order, len(chosen))[1].astype(chosen.dtype)
+    empty = chosen < 0
+    return jnp.where(empty, spare[jnp.cumsum(empty) - 1], chosen)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def _split(model: DeepGP, num_anchors: int, white: Float[Array, "S n"]) -> Values:
+    parts, start = [], 0
+    for layer in model.layers[:-1]:
+        end = start + num_anchors * layer.width
+        parts.append(white[:, start:end].reshape(-1, num_anchors, layer.width))
+        start = end
+    return parts
+
+
+def _apply(matrix: Float[Array, "N R"], columns: Float[Array, "S R W"]) -> Float[Array, "S N W"]:
+    """One matrix times the columns of all particles, as a single product."""
+    S, R, W = columns.shape
+    wide = product(matrix, jnp.swapaxes(columns, 0, 1).reshape(R, S * W))
+    return jnp.swapaxes(wide.reshape(-1, S, W), 0, 1)
+
+
+def _means(model: DeepGP, level: int, inputs: Float[Array, "S K F"]) -> Float[Array, "S K W"]:
+    return jax.vmap(model.layers[level].mean)(inputs)
+
+
+def _correlate(
+    model: DeepGP,
+    level: int,
+    hidden: Hidden,
+    inputs: Float[Array, "S K F"],
+    at: Int[Array, " R"],
+    white: Float[Array, "S R W"],
+) -> Float[Array, "S K W"]:
+    """A deeper layer's values at the sites, without the mean: the factor differs from particle to particle."""
+    gram = model.layers[level].kernel.gram
+    z = jnp.take(inputs, at, axis=1)
+    lower = safe_cholesky(jax.vmap(gram)(z)).lower
+    if hidden.kind != "aca":
+        return lower @ white
+    weights = jax.lax.linalg.triangular_solve(lower, white, left_side=True, lower=True, transpose_a=True)
+    return jax.vmap(gram)(inputs, z) @ weights
+
+
+def _solve(lower: Float[Array, "S R R"], columns: Float[Array, "S R W"]) -> Float[Array, "S R W"]:
+    return jax.lax.linalg.triangular_solve(lower, columns, left_side=True, lower=True)

@@ -1,0 +1,227 @@
+"""The last layer given the hidden ones: what a particle's likelihood is, for S particles at once.
+
+    collapsed   Gaussian noise: the last layer is integrated out, given M inducing points (the first two terms of F_V)
+    sampled     any other likelihood: whitened values v at the inducing points are sampled too, f = k(., Z) L^-T v
+    standard    Gaussian noise and no inducing points: the exact evidence, O(S N^3)
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fathomgp.data import Batch
+from fathomgp.inference.exact import gaussian_noise
+from fathomgp.linalg import (
+    GramSums,
+    JitterReport,
+    gram_evidence,
+    inverse_lower,
+    logdet_lower,
+    product,
+    safe_cholesky,
+)
+from fathomgp.model import DeepGP, Layer
+
+KINDS = ("collapsed", "sampled", "standard")
+
+#: What is added to the diagonal of K_mm, as a share of its mean: sums of M x M products are that exact (float64).
+JITTER = 1e-7
+#: Entries of all particles' K_mn that are formed at a time.
+_ENTRIES = 1 << 22
+
+
+class Top(eqx.Module):
+    """How the last layer is treated.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        shared: whether all outputs were measured in the same rows and have the same noise: one group of outputs.
+    """
+
+    kind: str = eqx.field(static=True)
+    shared: bool = eqx.field(static=True)
+
+    def num_white(self, model: DeepGP, num_inducing: int) -> int:
+        """The number of white variables of the last layer."""
+        return num_inducing * model.layers[-1].width if self.kind == "sampled" else 0
+
+
+class Conditioned(eqx.Module):
+    """The last layer's GP given every particle: see :class:`fathomgp.model.Conditional`.
+
+    Attributes:
+        z: what the layer sees at the inducing points.
+        mean: whitened means.
+        maps: Lz^-1 first; then, where inducing values are uncertain, T^T Lz^-1 of every group of outputs.
+    """
+
+    z: Float[Array, "S M F"]
+    mean: Float[Array, "S M Q"]
+    maps: Float[Array, "S C M M"]
+
+
+def log_likelihood(
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    inputs: Float[Array, "S N F"],
+    inducing: Int[Array, " M"],
+    white: Float[Array, "S k"],
+) -> Float[Array, " S"]:
+    """Phi: the log likelihood of every particle; NaN where a matrix has no factor."""
+    if top.kind == "standard":
+        return _exact_evidence(model, batch, inputs)
+    if top.kind == "sampled":
+        return _sampled(model, batch, inputs, inducing, white)
+    return gram_evidence(sums(model, top, batch, inputs, inducing), _noise(model, top, batch), jitter=JITTER)[0]
+
+
+def bound(
+    model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]
+) -> Float[Array, " S"]:
+    """F_V of every particle, all three terms: what the M step maximises."""
+    return gram_evidence(sums(model, top, batch, inputs, inducing), _noise(model, top, batch), jitter=JITTER)[1]
+
+
+def sums(
+    model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]
+) -> GramSums:
+    """K_mn K_nm and its companions, in blocks of particles so that memory stays O(N M)."""
+    groups = _groups(top, batch)
+    block = max(1, min(len(inputs), _ENTRIES // (len(inducing) * inputs.shape[1])))
+
+    def one(h: Float[Array, "N F"]) -> GramSums:
+        return _sums(model.layers[-1], batch, groups, h, jnp.take(h, inducing, axis=0))
+
+    return jax.vmap(one)(inputs) if block == len(inputs) else jax.lax.map(one, inputs, batch_size=block)
+
+
+def condition_top(
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    inputs: Float[Array, "S N F"],
+    inducing: Int[Array, " M"],
+    white: Float[Array, "S k"],
+) -> tuple[Conditioned, JitterReport]:
+    """The last layer's posterior GP given every particle."""
+    if top.kind == "standard":
+        return _condition_exactly(model, batch, inputs)
+    z = jnp.take(inputs, inducing, axis=1)
+    layer = model.layers[-1]
+    factor = safe_cholesky(jax.vmap(layer.kernel.gram)(z), jitter=JITTER)
+    inverse = inverse_lower(factor.lower)
+    if top.kind == "sampled":
+        return Conditioned(z, _top_white(model, white, len(inducing)), inverse[:, None]), factor.report
+    data, noise = sums(model, top, batch, inputs, inducing), _noise(model, top, batch)
+    scale = noise[None, :, None, None]
+    gram = inverse[:, None] @ data.gram @ jnp.swapaxes(inverse, 1, 2)[:, None] / scale
+    B = jnp.eye(len(inducing), dtype=noise.dtype)[None, None] + gram
+    root = inverse_lower(safe_cholesky(B, jitter=0.0).lower)
+    c = inverse[:, None] @ data.cross / scale
+    mean = jnp.swapaxes(root, 2, 3) @ (root @ c)
+    flat = jnp.moveaxis(mean, 1, 2).reshape(len(inputs), len(inducing), -1)
+    maps = jnp.concatenate([inverse[:, None], root @ inverse[:, None]], axis=1)
+    return Conditioned(z, flat, maps), factor.report
+
+
+def members(top: Top, batch: Batch) -> Float[Array, " N"]:
+    """1 for rows with an observation, 0 for the others."""
+    return jnp.where(jnp.any(batch.observed, axis=1), batch.weight, 0.0)
+
+
+def residuals(model: DeepGP, batch: Batch, h: Float[Array, "N F"]) -> Float[Array, "N P"]:
+    """What the mean leaves of y; 0 where nothing was observed."""
+    return jnp.where(batch.observed, batch.y - model.layers[-1].mean(h), 0.0)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def _noise(model: DeepGP, top: Top, batch: Batch) -> Float[Array, " G"]:
+    noise = gaussian_noise(model, batch.y.shape[1])
+    return noise[:1] if top.shared else noise
+
+
+def _groups(top: Top, batch: Batch) -> Bool[Array, "G N"]:
+    return (batch.observed[:, :1] if top.shared else batch.observed).T
+
+
+def _sums(
+    layer: Layer, batch: Batch, groups: Bool[Array, "G N"], h: Float[Array, "N F"], z: Float[Array, "M F"]
+) -> GramSums:
+    """One particle's sums. Gram and cross products share one matrix product a group."""
+    # The barrier keeps XLA from evaluating the kernel once for every use.
+    K = jax.lax.optimization_barrier(layer.kernel(z, h))
+    residual = jnp.where(batch.observed, batch.y - layer.mean(h), 0.0)
+    member = jnp.where(groups, jnp.ones((), K.dtype), 0.0)
+    columns = residual[None] if len(groups) == 1 else residual.T[:, :, None]
+    width = columns.shape[2]
+
+    def one(member: Float[Array, " N"], columns: Float[Array, "N R"]) -> Float[Array, "M _"]:
+        return product(K, jnp.concatenate([K.T * member[:, None], columns], axis=1))
+
+    both = jnp.stack([one(*pair) for pair in zip(member, columns, strict=True)])
+    return GramSums(
+        Kmm=layer.kernel(z),
+        gram=both[:, :, : len(z)],
+        cross=both[:, :, len(z) : len(z) + width],
+        square=jnp.sum(columns**2, axis=(1, 2)),
+        prior=member @ layer.kernel.diagonal(h),
+        count=jnp.sum(member, axis=1),
+    )
+
+
+def _top_white(model: DeepGP, white: Float[Array, "S k"], num_inducing: int) -> Float[Array, "S M Q"]:
+    return white.reshape(len(white), num_inducing, model.layers[-1].width)
+
+
+def _sampled(
+    model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"], white: Float[Array, "S k"]
+) -> Float[Array, " S"]:
+    """``sum_i log p(y_i | f_i)`` with ``f = m + k(., Z) Lz^-T v``."""
+    layer = model.layers[-1]
+    z = jnp.take(inputs, inducing, axis=1)
+    lower = safe_cholesky(jax.vmap(layer.kernel.gram)(z), jitter=JITTER).lower
+    v = _top_white(model, white, len(inducing))
+    weights = jax.lax.linalg.triangular_solve(lower, v, left_side=True, lower=True, transpose_a=True)
+
+    def one(parts: tuple[Array, Array, Array]) -> Float[Array, ""]:
+        h, z, weights = parts
+        f = layer.kernel(h, z) @ weights + layer.mean(h)
+        return jnp.sum(jnp.where(batch.observed, model.likelihood.log_prob(f, batch.y), 0.0))
+
+    block = max(1, min(len(inputs), _ENTRIES // (len(inducing) * inputs.shape[1])))
+    return jax.lax.map(one, (inputs, z, weights), batch_size=block)
+
+
+def _covariances(
+    model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"]
+) -> tuple[Float[Array, "S N N"], Bool[Array, " N"], Float[Array, "S N P"]]:
+    """K + s2 I on measured rows, the identity on the others; and the residuals."""
+    observed = batch.observed[:, 0]
+    both = observed[:, None] & observed[None, :]
+    noise = jnp.diag(jnp.where(observed, gaussian_noise(model, 1)[0], 1.0))
+    K = jnp.where(both[None], jax.vmap(model.layers[-1].kernel.gram)(inputs), 0.0) + noise[None]
+    return K, observed, jax.vmap(lambda h: residuals(model, batch, h))(inputs)
+
+
+def _exact_evidence(model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"]) -> Float[Array, " S"]:
+    K, observed, Y = _covariances(model, batch, inputs)
+    lower = safe_cholesky(K, jitter=0.0).lower
+    white = jax.lax.linalg.triangular_solve(lower, Y, left_side=True, lower=True)
+    outputs = Y.shape[2]
+    count = outputs * jnp.sum(jnp.where(observed, jnp.ones((), Y.dtype), 0.0))
+    constant = count * jnp.log(2.0 * jnp.pi)
+    return -0.5 * (jnp.sum(white**2, axis=(1, 2)) + outputs * logdet_lower(lower) + constant)
+
+
+def _condition_exactly(
+    model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"]
+) -> tuple[Conditioned, JitterReport]:
+    """With all rows as inducing points and K + s2 I in the place of K_zz, the exact posterior has the same form."""
+    K, observed, Y = _covariances(model, batch, inputs)
+    factor = safe_cholesky(K, jitter=0.0)
+    inverse = jnp.where(observed[None, None, :], inverse_lower(factor.lower), 0.0)
+    return Conditioned(inputs, inverse @ Y, inverse[:, None]), factor.report

@@ -1,0 +1,547 @@
+"""STRIDE: Monte Carlo EM over hidden layers and inducing points (Latz, Teckentrup and Urbainczyk 2025).
+
+A deep GP's hidden layers are sampled, its last layer is integrated out given M inducing points among the data:
+
+    E   S particles of the hidden layers move by a Markov chain that leaves p_M(hidden | y) invariant, in white variables
+    M   inducing points are exchanged so as to raise F_V, Titsias' bound averaged over the particles
+
+The final model is the mixture of the S sparse GPs. Hyperparameters of the last layer come from sparse GP regression on
+the model's stationary start and are kept, as in the paper; beyond it, gradient steps on F_V in the M step can learn them
+all (in white variables, p(y | w, theta) is the complete-data likelihood, so this is EM too).
+
+Choices that the paper leaves open: hidden layers are centred on the values at which the last layer is stationary (the
+recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; the
+step size is adapted to a mean acceptance over the particles and frozen in the last E step; the pivots of ACA are those
+of the last layer's covariance averaged over the particles.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fathomgp.data import AbstractSource, Batch
+from fathomgp.errors import SettingError
+from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
+from fathomgp.inference._lbfgs import lbfgs_minimise
+from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted
+from fathomgp.inference._stride_exchange import exchange, greedy_choice
+from fathomgp.inference._stride_hidden import (
+    KINDS,
+    Hidden,
+    Values,
+    at_data,
+    hidden_values,
+    mean_path,
+    num_white,
+    pivots,
+    prepare_hidden,
+    seen,
+    top_inputs,
+    whitened,
+)
+from fathomgp.inference._stride_posterior import Given, STRIDEPosterior, Trace
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood
+from fathomgp.inference.exact import noise_is_shared
+from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
+from fathomgp.likelihoods import Gaussian
+from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_cholesky
+from fathomgp.means import AbstractMean, Zero
+from fathomgp.model import DeepGP, Injective, Layer
+from fathomgp.parameters import all_finite, partition, real
+
+#: Rows that the shallow start looks at, and its L-BFGS steps a round, at the most.
+_START_ROWS = 10_000
+_START_STEPS = 300
+#: Steps of the last E step that are remembered for diagnostics.
+_TRACE = 256
+
+
+class STRIDEState(eqx.Module):
+    """Particles, inducing points, and what the chains have learned about their step.
+
+    Attributes:
+        model: hyperparameters.
+        top: how the last layer is treated.
+        hidden: anchors of the hidden layers, and the bottom layer's factor.
+        chains: the particles' white variables and their log likelihoods.
+        inducing: row numbers of the inducing points.
+        log_size: logarithm of the step size.
+        tick: steps done in this phase.
+        horizon: steps of this phase after which the step size is frozen.
+        log_trace: log likelihoods at the last steps, a ring.
+        accepted: mean acceptances at the last steps, a ring.
+        nonfinite: proposals without a finite likelihood so far.
+        adam: the memory of the gradient steps on hyperparameters.
+    """
+
+    model: DeepGP
+    top: Top
+    hidden: Hidden
+    chains: Chains
+    inducing: Int[Array, " M"]
+    log_size: Float[Array, ""]
+    tick: Int[Array, ""]
+    horizon: Int[Array, ""]
+    log_trace: Float[Array, "T S"]
+    accepted: Float[Array, " T"]
+    nonfinite: Int[Array, ""]
+    adam: Any
+
+
+class STRIDEInfo(AbstractInfo):
+    """The figures of a step: ``objective`` is minus the mean log likelihood (E) or minus F_V (M) a datum."""
+
+    objective: Float[Array, ""]
+    ok: Bool[Array, ""]
+    done: Bool[Array, ""]
+    jitter: Float[Array, ""]
+    acceptance: Float[Array, ""]
+    step_size: Float[Array, ""]
+    nonfinite: Int[Array, ""]
+
+
+class STRIDE(AbstractInference):
+    """Sparse techniques for regression in deep Gaussian processes.
+
+    Attributes:
+        particles: S.
+        rounds: EM iterations; the last one ends with its E step.
+        moves: Markov chain steps of an E step; the step size is adapted in their first half, and frozen in the other.
+        exchanges: inducing points replaced in an M step, R.
+        candidates: data points looked at for each birth, |J|.
+        hidden: ``"exact"`` hidden layers cost O(N^2) a step (and O(N^3) each beyond the second layer); ``"aca"``
+            approximates them with ``rank`` pivots, ``"sparse"`` samples them at the inducing points.
+        rank: of ``"aca"``; ``None`` is the number of inducing points.
+        refresh: whether the pivots of ``"aca"`` are chosen anew after every M step.
+        sampler: ``"pcn"``, ``"slice"`` (elliptical) or ``"mala"`` (preconditioned).
+        step_size: of the first step.
+        standard: no inducing points: the last layer's exact evidence, O(S N^3) a step.
+        hyper_steps: gradient steps on all hyperparameters in every M step; 0 keeps those of the shallow start.
+        learning_rate: of these steps (Adam).
+        shallow_rounds: how often the shallow start alternates between inducing points and hyperparameters; 0 keeps
+            the model's own hyperparameters.
+    """
+
+    particles: int = eqx.field(static=True, default=50)
+    rounds: int = eqx.field(static=True, default=10)
+    moves: int = eqx.field(static=True, default=200)
+    exchanges: int = eqx.field(static=True, default=5)
+    candidates: int = eqx.field(static=True, default=500)
+    hidden: str = eqx.field(static=True, default="aca")
+    rank: int | None = eqx.field(static=True, default=None)
+    refresh: bool = eqx.field(static=True, default=True)
+    sampler: str = eqx.field(static=True, default="pcn")
+    step_size: float = eqx.field(static=True, default=0.05)
+    standard: bool = eqx.field(static=True, default=False)
+    hyper_steps: int = eqx.field(static=True, default=10)
+    learning_rate: float = eqx.field(static=True, default=0.02)
+    shallow_rounds: int = eqx.field(static=True, default=3)
+
+    def __check_init__(self):
+        for name in ("particles", "rounds", "moves", "candidates"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        for name in ("exchanges", "hyper_steps", "shallow_rounds"):
+            if getattr(self, name) < 0:
+                raise SettingError(f"{name} must be at least 0, but it is {getattr(self, name)}.")
+        _choose("hidden", self.hidden, KINDS)
+        _choose("sampler", self.sampler, tuple(SAMPLERS))
+        if not 0.0 < self.step_size < 1.0:
+            raise SettingError(f"step_size must lie between 0 and 1, but it is {self.step_size}.")
+        if self.standard and self.hidden == "sparse":
+            raise SettingError("standard=True has no inducing points to sample hidden layers at: set hidden='exact'.")
+
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> STRIDEState:
+        """The stationary start: hyperparameters of sparse GP regression, hidden layers where the last is stationary."""
+        if model.depth < 2:
+            raise SettingError(f"method='stride' samples hidden layers, but depth is {model.depth}: use method='sgpr'.")
+        batch, top = data.everything(), self._top(model, data)
+        num_inducing = _num_inducing(model, data.num_data)
+        model = _without_inducing(model)
+        path = _neutral_path(model, batch.x)
+        start = model.layer_input(model.depth - 1, batch.x, path[-1])
+        if top.kind != "sampled" and self.shallow_rounds > 0:
+            model, inducing = self._shallow_start(model, top, batch, start, data.num_data, num_inducing, key)
+        else:
+            inducing = pivots(model, start[None], batch.weight, num_inducing)
+        inducing = inducing[:0] if self.standard else inducing
+        return _first_state(self, model, top, batch, path, inducing, self._num_anchors(data.num_data, num_inducing))
+
+    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
+        """E, M, E, M, ..., E; ``max_iter`` is the number of Markov chain steps in all E steps together."""
+        rounds = self.rounds if max_iter is None else min(self.rounds, max_iter)
+        moves = self.moves if max_iter is None else max_iter // rounds
+        sample, choose = Phase("E", moves), Phase("M", max(self.exchanges, self.hyper_steps))
+        return (*(sample, choose) * (rounds - 1), sample) if choose.steps else (sample,) * rounds
+
+    def enter(self, phase: Phase, state: STRIDEState, data: AbstractSource, *, key: PRNGKeyArray) -> STRIDEState:
+        """Before an E step: new anchors, the same hidden values in their terms, and likelihoods under the new M."""
+        zero = jnp.asarray(0, jnp.int32)
+        state = eqx.tree_at(lambda s: (s.tick, s.horizon), state, (zero, jnp.asarray(phase.steps // 2, jnp.int32)))
+        return state if phase.name == "M" else _enter_e(self, state, data.everything())
+
+    def step(
+        self, phase: Phase, state: STRIDEState, batch: Batch, *, key: PRNGKeyArray
+    ) -> tuple[STRIDEState, STRIDEInfo]:
+        """One move of every particle (E), or one exchange of inducing points and one step on hyperparameters (M)."""
+        return self._move(state, batch, key) if phase.name == "E" else self._improve(state, batch, key)
+
+    def back_off(self, state: STRIDEState) -> STRIDEState:
+        """Halve the step size."""
+        return eqx.tree_at(lambda s: s.log_size, state, state.log_size - jnp.log(2.0))
+
+    def posterior(self, state: STRIDEState, data: AbstractSource | None) -> STRIDEPosterior:
+        """The mixture (5)."""
+        if data is None:
+            raise SettingError("STRIDE's posterior needs the training data: pass the source that was fitted.")
+        posterior, report = _posterior(self, state, data.everything())
+        check_factor(report, "The covariance of the inducing points given a particle")
+        return posterior
+
+    # --- the steps ----------------------------------------------------------------------------------------------------
+
+    def _move(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
+        sampler = SAMPLERS[self.sampler]
+        chains, moves = sampler.move(_target(state, batch), state.chains, jnp.exp(state.log_size), key=key)
+        moved = adapted(state.log_size, moves.acceptance, sampler.goal, state.tick)
+        log_size = jnp.where(state.tick < state.horizon, moved, state.log_size)
+        acceptance, slot = jnp.mean(moves.acceptance), state.tick % _TRACE
+        new = eqx.tree_at(
+            lambda s: (s.chains, s.log_size, s.tick, s.log_trace, s.accepted, s.nonfinite),
+            state,
+            (
+                chains,
+                log_size,
+                state.tick + 1,
+                state.log_trace.at[slot].set(chains.value),
+                state.accepted.at[slot].set(acceptance),
+                state.nonfinite + moves.nonfinite,
+            ),
+        )
+        objective = -jnp.mean(chains.value) / batch.num_data
+        return new, _info(objective, acceptance, state.log_size, moves.nonfinite)
+
+    def _improve(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
+        if self.hyper_steps > 0:  # the bottom layer's factor follows its kernel
+            hidden = prepare_hidden(state.model, batch.x, state.hidden.anchors, self.hidden)
+            state = eqx.tree_at(lambda s: s.hidden, state, hidden)
+        objective = jnp.zeros((), batch.x.dtype)
+        if self._exchanges(state, batch) > 0:
+            inducing, value = self._maybe_exchange(state, batch, key)
+            objective = -value / batch.num_data
+            state = eqx.tree_at(lambda s: s.inducing, state, inducing)
+        if self.hyper_steps > 0:
+            state, objective = self._learn(state, batch)
+        state = eqx.tree_at(lambda s: s.tick, state, state.tick + 1)
+        zero = jnp.zeros((), objective.dtype)
+        return state, _info(objective, zero, state.log_size, jnp.asarray(0, jnp.int32))
+
+    def _exchanges(self, state: STRIDEState, batch: Batch) -> int:
+        """The number of candidates of an exchange; 0 where there is nothing to exchange."""
+        spare = batch.x.shape[0] - state.inducing.shape[0]
+        return min(self.candidates, spare) if self.exchanges > 0 and state.top.kind == "collapsed" else 0
+
+    def _maybe_exchange(
+        self, state: STRIDEState, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[Int[Array, " M"], Float[Array, ""]]:
+        inputs = _top_inputs(state, batch)
+        count = self._exchanges(state, batch)
+
+        def swap(inducing: Int[Array, " M"]) -> tuple[Int[Array, " M"], Float[Array, ""]]:
+            return exchange(state.model, state.top, batch, inputs, inducing, count, key=key)
+
+        keep = lambda inducing: (inducing, jnp.zeros((), batch.x.dtype))  # noqa: E731
+        return jax.lax.cond(state.tick < self.exchanges, swap, keep, state.inducing)
+
+    def _learn(self, state: STRIDEState, batch: Batch) -> tuple[STRIDEState, Float[Array, ""]]:
+        """One Adam step on minus F_V (or minus Phi) a datum, averaged over the particles."""
+        learned, constant = partition(state.model)
+
+        def loss(learned: DeepGP) -> Float[Array, ""]:
+            return -_complete_data(eqx.combine(learned, constant), state, batch) / batch.num_data
+
+        value, gradient = jax.value_and_grad(loss)(learned)
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            updates, adam = self._adam().update(gradient, state.adam)
+        useful = jnp.isfinite(value) & all_finite(updates) & (state.tick < self.hyper_steps)
+        moved = jax.tree.map(lambda old, update: jnp.where(useful, old + update, old), learned, updates)
+        adam = jax.tree.map(lambda new, old: jnp.where(useful, new, old), adam, state.adam)
+        return eqx.tree_at(lambda s: (s.model, s.adam), state, (eqx.combine(moved, constant), adam)), value
+
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
+    # --- the start ----------------------------------------------------------------------------------------------------
+
+    def _top(self, model: DeepGP, data: AbstractSource) -> Top:
+        if not isinstance(model.likelihood, Gaussian):
+            if self.standard:
+                name = type(model.likelihood).__name__
+                raise SettingError(f"standard=True needs Gaussian noise, but the likelihood is {name}.")
+            return Top("sampled", shared=False)
+        observed = data.everything().observed
+        shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
+        if self.standard and not shared:
+            raise SettingError("standard=True needs all outputs in the same rows, with one noise variance.")
+        return Top("standard" if self.standard else "collapsed", shared)
+
+    def _num_anchors(self, num_data: int, num_inducing: int) -> int | None:
+        """R, or ``None`` for all rows."""
+        if self.hidden == "exact":
+            return None
+        return num_inducing if self.rank is None or self.hidden == "sparse" else min(self.rank, num_data)
+
+    def _shallow_start(
+        self, model: DeepGP, top: Top, batch: Batch, start: Array, num_data: int, num_inducing: int, key: PRNGKeyArray
+    ) -> tuple[DeepGP, Int[Array, " M"]]:
+        """Sparse GP regression on the stationary start: greedy inducing points and hyperparameters in turns."""
+        rows = jnp.arange(len(start), dtype=jnp.int32)
+        if num_data > _START_ROWS:
+            rows = jnp.sort(jax.random.permutation(key, num_data)[:_START_ROWS].astype(jnp.int32))
+        part = Batch(
+            start[rows],
+            batch.y[rows],
+            batch.observed[rows],
+            batch.weight[rows],
+            batch.index[rows],
+            jnp.sum(batch.weight[rows]),
+        )
+        last = model.layers[-1]
+        shallow = DeepGP((last,), model.likelihood)
+        candidates = min(max(self.candidates, num_inducing), len(rows))
+        for turn in range(self.shallow_rounds):
+            chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, jax.random.fold_in(key, turn))
+            shallow = _fit_shallow(shallow, part, chosen, top.shared)
+        chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, key)
+        fitted = eqx.tree_at(lambda m: m.layers[-1], model, shallow.layers[0], is_leaf=lambda n: isinstance(n, Layer))
+        return eqx.tree_at(lambda m: m.likelihood, fitted, shallow.likelihood), rows[chosen]
+
+
+# --- the target -------------------------------------------------------------------------------------------------------
+
+
+def _target(state: STRIDEState, batch: Batch):
+    """Phi of white variables: hidden layers first, then (if sampled) the last layer's inducing values."""
+
+    def phi(white: Float[Array, "S n"]) -> Float[Array, " S"]:
+        return _log_likelihood(state.model, state, batch, white)
+
+    return phi
+
+
+def _log_likelihood(
+    model: DeepGP, state: STRIDEState, batch: Batch, white: Float[Array, "S n"]
+) -> Float[Array, " S"]:
+    below, above = _parts(state, white)
+    inputs = top_inputs(model, state.hidden, batch.x, hidden_values(model, state.hidden, batch.x, below))
+    return log_likelihood(model, state.top, batch, inputs, state.inducing, above)
+
+
+def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> Float[Array, ""]:
+    """What hyperparameters maximise: F_V, or Phi where there is none, averaged over the particles."""
+    hidden = prepare_hidden(model, batch.x, state.hidden.anchors, state.hidden.kind)
+    below, above = _parts(state, state.chains.white)
+    inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, below))
+    if state.top.kind == "collapsed":
+        return jnp.mean(bound(model, state.top, batch, inputs, state.inducing))
+    return jnp.mean(log_likelihood(model, state.top, batch, inputs, state.inducing, above))
+
+
+def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array, "S a"], Float[Array, "S b"]]:
+    """White variables of the hidden layers, and of the last."""
+    count = num_white(state.model, len(state.hidden.anchors))
+    return white[:, :count], white[:, count:]
+
+
+def _top_inputs(state: STRIDEState, batch: Batch) -> Float[Array, "S N F"]:
+    values = hidden_values(state.model, state.hidden, batch.x, _parts(state, state.chains.white)[0])
+    return top_inputs(state.model, state.hidden, batch.x, values)
+
+
+# --- starts and changes of anchors ------------------------------------------------------------------------------------
+
+
+@eqx.filter_jit
+def _first_state(
+    method: STRIDE,
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    path: list[Array],
+    inducing: Int[Array, " M"],
+    num_anchors: int | None,
+) -> STRIDEState:
+    """All particles at the stationary start."""
+    S, dtype, zero = method.particles, batch.x.dtype, jnp.asarray(0, jnp.int32)
+    start = model.layer_input(model.depth - 1, batch.x, path[-1])[None]
+    anchors = _anchors(method, model, batch, start, inducing, num_anchors)
+    hidden = prepare_hidden(model, batch.x, anchors, method.hidden)
+    values = [(h[anchors] if method.hidden == "sparse" else h)[None] for h in path]
+    white = whitened(model, hidden, batch.x, values)
+    white = jnp.concatenate([white, jnp.zeros((1, top.num_white(model, len(inducing))), dtype)], axis=1)
+    gradient = white if method.sampler == "mala" else white[:, :0]
+    chains = Chains(*(jnp.repeat(part, S, axis=0) for part in (white, jnp.full(1, -jnp.inf, dtype), gradient)))
+    return STRIDEState(
+        model=model,
+        top=top,
+        hidden=hidden,
+        chains=chains,
+        inducing=inducing,
+        log_size=jnp.log(jnp.asarray(method.step_size, dtype)),
+        tick=zero,
+        horizon=zero,
+        log_trace=jnp.full((_TRACE, S), jnp.nan, dtype),
+        accepted=jnp.full(_TRACE, jnp.nan, dtype),
+        nonfinite=zero,
+        adam=method._adam().init(partition(model)[0]),
+    )
+
+
+def _anchors(
+    method: STRIDE,
+    model: DeepGP,
+    batch: Batch,
+    inputs: Float[Array, "S N F"],
+    inducing: Int[Array, " M"],
+    num_anchors: int | None,
+) -> Int[Array, " R"]:
+    if num_anchors is None:
+        return jnp.arange(len(batch.x), dtype=jnp.int32)
+    return inducing if method.hidden == "sparse" else pivots(model, inputs, batch.weight, num_anchors)
+
+
+@eqx.filter_jit
+def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
+    """Where M or the hyperparameters have changed: new anchors, the same hidden values, new likelihoods."""
+    model, x, old = state.model, batch.x, state.hidden
+    below, above = _parts(state, state.chains.white)
+    if method.hidden == "exact" or (method.hidden == "aca" and not method.refresh):
+        hidden = prepare_hidden(model, x, old.anchors, method.hidden)
+    else:
+        old = prepare_hidden(model, x, old.anchors, method.hidden)
+        values = hidden_values(model, old, x, below)
+        inputs = top_inputs(model, old, x, values)
+        anchors = _anchors(method, model, batch, inputs, state.inducing, len(old.anchors))
+        hidden = prepare_hidden(model, x, anchors, method.hidden)
+        below = whitened(model, hidden, x, _moved(model, old, hidden, x, values))
+    state = eqx.tree_at(lambda s: s.hidden, state, hidden)
+    white = jnp.concatenate([below, above], axis=1)
+    chains = SAMPLERS[method.sampler].begin(_target(state, batch), white)
+    return eqx.tree_at(lambda s: s.chains, state, chains)
+
+
+def _moved(model: DeepGP, old: Hidden, new: Hidden, x: Float[Array, "N D"], values: Values) -> Values:
+    """Hidden values at the new sites."""
+    if old.lift is None:
+        return values
+    return [at_data(model, old, x, h, level)[:, new.anchors] for level, h in enumerate(values)]
+
+
+@eqx.filter_jit
+def _choose_greedily(
+    shallow: DeepGP, top: Top, part: Batch, num_inducing: int, candidates: int, key: PRNGKeyArray
+) -> Int[Array, " M"]:
+    return greedy_choice(shallow, top, part, part.x, num_inducing, candidates, key=key)
+
+
+@eqx.filter_jit
+def _fit_shallow(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], shared: bool) -> DeepGP:
+    """Hyperparameters of highest F_V, inducing points fixed."""
+
+    def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        value, jitter = collapsed_elbo_and_jitter(model, part, shared)
+        return -value / part.num_data, jitter
+
+    def with_z(z: Any) -> DeepGP:
+        return eqx.tree_at(lambda m: m.layers[0].z, shallow, z, is_leaf=lambda n: n is None)
+
+    fixed = with_z(real(part.x[chosen], trainable=False))
+    fitted = lbfgs_minimise(objective, fixed, max_steps=_START_STEPS, tolerance=1e-6)
+    return _without_inducing(fitted)
+
+
+def _neutral_path(model: DeepGP, x: Float[Array, "N D"]) -> list[Float[Array, "N _"]]:
+    """Hidden values at which the last layer is stationary in x: the means, where they are not zero."""
+
+    def mean(level: int, inputs: Array) -> AbstractMean:
+        own = model.layers[level].mean
+        return model.architecture.neutral(jax.device_get(inputs), own.output_dim) if isinstance(own, Zero) else own
+
+    return mean_path(model, x, mean)
+
+
+def _num_inducing(model: DeepGP, num_data: int) -> int:
+    if model.layers[-1].z is None:
+        raise SettingError("method='stride' needs to know the number of inducing points: set num_inducing.")
+    return min(model.layers[-1].num_inducing, num_data)
+
+
+def _without_inducing(model: DeepGP) -> DeepGP:
+    """The layers without inducing inputs: STRIDE's are rows of the data."""
+    layers = tuple(Layer(layer.kernel, layer.mean, None, layer.width, layer.noise) for layer in model.layers)
+    return DeepGP(layers, model.likelihood, model.skip_inputs, model.architecture)
+
+
+# --- what was learned -------------------------------------------------------------------------------------------------
+
+
+@eqx.filter_jit
+def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDEPosterior, JitterReport]:
+    model, x, hidden = state.model, batch.x, state.hidden
+    below, above = _parts(state, state.chains.white)
+    values = hidden_values(model, hidden, x, below)
+    top, report = condition_top(model, state.top, batch, top_inputs(model, hidden, x, values), state.inducing, above)
+    interpolated = hidden.kind == "sparse" and model.depth > 2
+    knots = None
+    if isinstance(model.architecture, Injective):
+        knots = (x, tuple(at_data(model, hidden, x, h, level) for level, h in enumerate(values)))
+    return STRIDEPosterior(
+        model=model,
+        hidden=_given(model, hidden, x, values, interpolated),
+        top=top,
+        knots=knots,
+        inducing=x[state.inducing],
+        trace=_ordered(state),
+        interpolated=interpolated,
+        num_samples=method.particles,
+    ), report
+
+
+def _given(
+    model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values, interpolated: bool
+) -> tuple[Given, ...]:
+    """Every hidden layer's GP given the particles' values at the anchors."""
+    sites, at, result = hidden.sites(x), hidden.at_sites, []
+    for level, h in enumerate(values):
+        bottom = level == 0 or (interpolated and level == len(values) - 1)
+        inputs = sites[None] if bottom else seen(model, level, sites, values[level - 1])
+        layer = model.layers[0 if bottom else level]
+        z = jnp.take(inputs, at, axis=1)
+        inverse = inverse_lower(safe_cholesky(jax.vmap(layer.kernel.gram)(z)).lower)
+        mean = mean_path(model, sites)[level][None] if bottom else jax.vmap(layer.mean)(inputs)
+        result.append(Given(z, inverse @ jnp.take(h - mean, at, axis=1), inverse))
+    return tuple(result)
+
+
+def _ordered(state: STRIDEState) -> Trace:
+    """The ring of the last E step, oldest first."""
+    order = (state.tick + jnp.arange(_TRACE)) % _TRACE
+    return Trace(state.log_trace[order].T, state.accepted[order], state.nonfinite.astype(state.log_size.dtype))
+
+
+def _info(
+    objective: Float[Array, ""], acceptance: Float[Array, ""], log_size: Float[Array, ""], nonfinite: Int[Array, ""]
+) -> STRIDEInfo:
+    no = jnp.asarray(False)
+    return STRIDEInfo(
+        objective, jnp.isfinite(objective), no, jnp.zeros((), objective.dtype), acceptance, jnp.exp(log_size), nonfinite
+    )
+
+
+def _choose(name: str, value: str, options: tuple[str, ...]) -> None:
+    if value not in options:
+        raise SettingError(f"{name}={value!r} is unknown: choose one of {', '.join(map(repr, options))}.")

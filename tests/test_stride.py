@@ -1,0 +1,341 @@
+"""STRIDE: scores against brute force, samplers against importance sampling, and one posterior from three roads."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fathomgp import DeepGPRegressor, load
+from fathomgp.data import ArraySource
+from fathomgp.errors import SettingError
+from fathomgp.fitting import fit_model
+from fathomgp.inference import STRIDE, stride
+from fathomgp.inference._mcmc import SAMPLERS
+from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
+from fathomgp.inference._stride_hidden import fill_up, hidden_values, prepare_hidden, top_inputs, whitened
+from fathomgp.inference._stride_top import JITTER, Top, bound, condition_top, log_likelihood
+from fathomgp.kernels import RBF
+from fathomgp.likelihoods import Bernoulli, Gaussian, Poisson
+from fathomgp.linalg import death_scores, pivoted_cholesky, sparse_bound
+from fathomgp.model import Recipe, build_model
+
+ARCHITECTURES = ("composition", "convolution", "injective")
+COLLAPSED = Top("collapsed", shared=True)
+
+
+def problem(rng, rows=25, architecture="composition", depth=2, outputs=1, inputs=1, noise=0.1):
+    x = rng.uniform(-2.0, 2.0, size=(rows, inputs))
+    y = np.sin(2 * x[:, :1]) + 0.3 * rng.normal(size=(rows, outputs))
+    model = build_model(
+        x,
+        Gaussian(noise),
+        outputs,
+        depth=depth,
+        num_inducing=6,
+        kernel="matern32",
+        recipe=Recipe(lengthscale=0.8, inner_variance=0.4),
+        architecture=architecture,
+    )
+    return stride._without_inducing(model), ArraySource(x, y).everything()
+
+
+def particles(model, batch, rng, count, kind="exact", anchors=None):
+    anchors = jnp.arange(len(batch.x)) if anchors is None else jnp.asarray(anchors)
+    hidden = prepare_hidden(model, batch.x, anchors, kind)
+    widths = sum(layer.width for layer in model.layers[:-1])
+    white = jnp.asarray(rng.normal(size=(count, widths * len(anchors))))
+    values = hidden_values(model, hidden, batch.x, white)
+    return hidden, white, values, top_inputs(model, hidden, batch.x, values)
+
+
+def free_energy(model, batch, h, inducing):
+    """F_V by dense algebra."""
+    real = np.asarray(batch.weight) > 0
+    K = np.asarray(model.layers[-1].kernel(h))
+    K = K + JITTER * np.mean(np.diagonal(K)) * np.eye(len(K))  # the jitter of K_mm, and of whatever is born
+    s2, y = float(model.likelihood.variance.value), np.asarray(batch.y)[real]
+    Kmn = np.asarray(model.layers[-1].kernel(h))[np.asarray(inducing)][:, real]
+    Q = Kmn.T @ np.linalg.solve(K[np.ix_(inducing, inducing)], Kmn)
+    density = stats.multivariate_normal(cov=Q + s2 * np.eye(real.sum())).logpdf(y.T).sum()
+    return density - 0.5 * y.shape[1] * (np.diagonal(np.asarray(model.layers[-1].kernel(h)))[real].sum() - np.trace(Q)) / s2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_births_and_deaths_equal_brute_force(architecture, rng):
+    model, batch = problem(rng, architecture=architecture)
+    *_, inputs = particles(model, batch, rng, 3)
+    inducing = np.asarray(rng.choice(25, 6, replace=False), np.int32)
+    candidates = np.setdiff1d(np.arange(25), inducing).astype(np.int32)
+
+    @jax.jit
+    def scores(h):
+        now = particle_bound(model, COLLAPSED, batch, h, jnp.asarray(inducing), jnp.ones(6, bool))
+        return now.value, death_scores(now), _births(now, model, COLLAPSED, batch, h, jnp.asarray(candidates))
+
+    padding = 0.5 * np.log(2 * np.pi * 0.1) * np.sum(np.asarray(batch.weight) == 0)
+    for h in inputs:
+        value, deaths, births = scores(h)
+        now = free_energy(model, batch, h, inducing)
+        assert float(value) + padding == pytest.approx(now, abs=1e-8)
+        expected = [free_energy(model, batch, h, np.delete(inducing, i)) - now for i in range(6)]
+        assert np.allclose(deaths, expected, rtol=0.0, atol=1e-8)
+        expected = [free_energy(model, batch, h, np.append(inducing, j)) - now for j in candidates]
+        assert np.allclose(births, expected, rtol=0.0, atol=1e-8)
+    fast = jax.jit(lambda: bound(model, COLLAPSED, batch, inputs, jnp.asarray(inducing)))()
+    assert np.allclose(fast, [free_energy(model, batch, h, inducing) for h in inputs], atol=1e-6)
+
+
+def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):
+    model, batch = problem(rng)
+    *_, inputs = particles(model, batch, rng, 4)
+    inducing = np.arange(6, dtype=np.int32)
+    average = lambda chosen: np.mean([free_energy(model, batch, h, chosen) for h in inputs])  # noqa: E731
+    swap = jax.jit(lambda inducing, key: exchange(model, COLLAPSED, batch, inputs, inducing, 19, key=key))
+    before = average(inducing)
+    after, value = swap(jnp.asarray(inducing), key)
+    padding = 0.5 * np.log(2 * np.pi * 0.1) * np.sum(np.asarray(batch.weight) == 0)
+    assert float(value) + padding == pytest.approx(before, abs=1e-8)
+    out = max(range(6), key=lambda i: average(np.delete(inducing, i)))
+    rest = np.delete(inducing, out)
+    best = max(average(np.append(rest, j)) for j in range(25) if j not in rest)
+    assert average(np.asarray(after)) == pytest.approx(best, abs=1e-8)
+    for i in range(4):
+        after, _ = swap(after, jax.random.fold_in(key, i))
+        assert len(set(np.asarray(after).tolist())) == 6
+        assert average(np.asarray(after)) >= best - 1e-8
+        best = average(np.asarray(after))
+
+
+def test_candidates_are_real_distinct_and_new(key):
+    weight = jnp.asarray([1.0] * 20 + [0.0] * 12)
+    inducing = jnp.asarray([3, 7, 11], jnp.int32)
+    drawn = np.asarray(draw_candidates(weight, inducing, 17, key=key))
+    assert sorted(drawn) == sorted(set(range(20)) - {3, 7, 11})
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_all_anchors_make_all_kinds_one(architecture, depth, rng):
+    model, batch = problem(rng, rows=16, architecture=architecture, depth=depth)
+    anchors = rng.permutation(16)
+    hidden, white, values, inputs = particles(model, batch, rng, 3)
+    for kind in ("aca", "sparse"):
+        other = prepare_hidden(model, batch.x, jnp.asarray(anchors), kind)
+        sites = [h[:, anchors] for h in values] if kind == "sparse" else values
+        again = whitened(model, other, batch.x, sites)
+        new = hidden_values(model, other, batch.x, again)
+        assert np.allclose(top_inputs(model, other, batch.x, new), inputs, atol=1e-5)
+    assert np.allclose(whitened(model, hidden, batch.x, values), white, atol=1e-4)
+
+
+def test_aca_reaches_the_rank_that_the_eigenvalues_allow(rng):
+    x = jnp.asarray(rng.uniform(-2, 2, size=(150, 2)))
+
+    K = np.asarray(RBF(1.5)(x))
+    values = np.sort(np.linalg.eigvalsh(K))[::-1]
+    needed = next(r for r in range(1, 150) if values[r:].sum() < 1e-6 * values.sum())
+    result = pivoted_cholesky(jnp.diagonal(jnp.asarray(K)), lambda i: jnp.asarray(K)[:, i], 2 * needed)
+    assert np.linalg.norm(K - result.factor @ result.factor.T) < 1e-6 * np.linalg.norm(K)
+    filled = np.asarray(fill_up(jnp.asarray([4, -1, 2, -1], jnp.int32), jnp.asarray([1.0] * 5 + [0.0] * 3)))
+    assert set(filled) <= set(range(5))
+    assert len(set(filled)) == 4
+
+
+# --- the sampler is right ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def six(rng):
+    x = np.linspace(-1.5, 1.5, 6)[:, None]
+    y = np.sin(3 * x) + 0.2 * rng.normal(size=(6, 1))
+    model = build_model(x, Gaussian(0.1), 1, depth=2, kernel="matern32", recipe=Recipe(inner_variance=0.5))
+    source = ArraySource(x, y)
+    batch = source._on_device(6)
+    hidden = prepare_hidden(model, batch.x, jnp.arange(6), "exact")
+    inducing = jnp.asarray([0, 2, 3, 5], jnp.int32)
+    return model, batch, hidden, inducing
+
+
+def phi(six, white):
+    model, batch, hidden, inducing = six
+    inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, white))
+    return log_likelihood(model, COLLAPSED, batch, inputs, inducing, white[:, :0])
+
+
+@eqx.filter_jit
+def function_moments(six, white):
+    """Conditional mean and second moment of f at the data, given each particle."""
+    model, batch, hidden, inducing = six
+    inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, white))
+    top, _ = condition_top(model, COLLAPSED, batch, inputs, inducing, white[:, :0])
+    kernel = model.layers[-1].kernel
+    mapped = jax.vmap(lambda z, maps, h: maps @ kernel(z, h)[None])(top.z, top.maps, inputs)
+    mean = jnp.einsum("smn,smq->sn", mapped[:, 0], top.mean)
+    squares = jnp.sum(mapped**2, axis=2)
+    return mean, mean**2 + kernel.diagonal(batch.x)[None] - squares[:, 0] + squares[:, 1]
+
+
+def test_samplers_agree_with_importance_sampling(six, rng, key):
+    """E[f] and E[f^2] at six data points: 1e6 draws of the prior, weighted, against 4,000 chains of each sampler."""
+    evaluate = eqx.filter_jit(lambda w: (phi(six, w), *function_moments(six, w)))
+    blocks = [evaluate(jnp.asarray(rng.normal(size=(50_000, 6)))) for _ in range(20)]
+    log_weight, *moments = (np.concatenate([np.asarray(block[i]) for block in blocks]) for i in range(3))
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    truth = [weight @ moment for moment in moments]
+    errors = [np.sqrt((weight**2) @ (moment - mean) ** 2) for moment, mean in zip(moments, truth, strict=True)]
+    start, sizes = jnp.asarray(rng.normal(size=(4000, 6))), {"pcn": 0.6, "slice": 0.5, "mala": 0.5}
+    for name, sampler in SAMPLERS.items():
+
+        @eqx.filter_jit
+        def run(white, size, sampler=sampler):
+            move = lambda chains, i: (  # noqa: E731
+                sampler.move(lambda w: phi(six, w), chains, size, key=jax.random.fold_in(key, i))[0],
+                None,
+            )
+            return jax.lax.scan(move, sampler.begin(lambda w: phi(six, w), white), jnp.arange(120))[0]
+
+        chains = run(start, jnp.asarray(sizes[name]))
+        for ours, mean, error in zip(function_moments(six, chains.white), truth, errors, strict=True):
+            spread = np.hypot(stats.sem(np.asarray(ours), axis=0), error)
+            assert np.all(np.abs(np.mean(ours, axis=0) - mean) < 4.5 * spread), name
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_geweke(six, rng, key, name):
+    """Moving w given y, then drawing y given w, leaves their joint distribution alone: w stays standard normal."""
+    model, batch, hidden, inducing = six
+    sampler, size = SAMPLERS[name], jnp.asarray(0.5)
+
+    def target_of(y):
+        return jax.vmap(lambda w, y: phi((model, eqx.tree_at(lambda b: b.y, batch, y), hidden, inducing), w[None])[0])
+
+    @eqx.filter_jit
+    def cycle(white, i):
+        key_y, key_w = jax.random.split(jax.random.fold_in(key, i))
+        inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, white))
+        kernel = model.layers[-1].kernel
+
+        def observe(h, key):
+            now = sparse_bound(kernel(h[inducing]), kernel(h[inducing], h), kernel.diagonal(h), batch.y, 0.1, jitter=JITTER)
+            low, noise = jax.random.normal(key, (4,)), jax.random.normal(jax.random.fold_in(key, 1), (6, 1))
+            return (now.covariance.V.T @ low)[:, None] + jnp.sqrt(0.1) * noise
+
+        y = jax.vmap(observe)(inputs, jax.random.split(key_y, len(white)))
+        target = functools.partial(lambda white, y: target_of(y)(white, y), y=y)
+        return sampler.move(target, sampler.begin(target, white), size, key=key_w)[0].white
+
+    white = jnp.asarray(rng.normal(size=(2000, 6)))
+    for i in range(12):
+        white = cycle(white, jnp.asarray(i))
+    draws = np.asarray(white).ravel()
+    for column in np.asarray(white).T:
+        assert stats.kstest(column, "norm").pvalue > 1e-5
+    assert abs(np.mean(draws**2) - 1.0) < 4.5 * stats.sem(draws**2)
+
+
+# --- fits -------------------------------------------------------------------------------------------------------------
+
+SMALL = {"particles": 6, "rounds": 2, "moves": 20, "exchanges": 2, "candidates": 15, "hyper_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def curve():
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0, 1, size=(60, 1))
+    return x, np.where(x[:, 0] < 0.5, np.sin(9 * x[:, 0]), 2.0) + 0.05 * rng.normal(size=60)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "depth"),
+    [
+        ("composition", {}, 2),
+        ("convolution", {"hidden": "exact", "sampler": "slice"}, 2),
+        ("injective", {"hidden": "sparse", "sampler": "mala"}, 3),
+        ("composition", {"standard": True, "hidden": "exact"}, 2),
+    ],
+)
+def test_every_road_fits_and_answers(curve, architecture, settings, depth, tmp_path):
+    x, y = curve
+    method = STRIDE(**(SMALL | settings))
+    model = DeepGPRegressor(method, depth=depth, num_inducing=12, architecture=architecture, random_state=1).fit(x, y)
+    assert np.all(model.history_["ok"])
+    mean, std = model.predict(x, return_std=True)
+    assert np.mean((mean - y) ** 2) < 0.2 * np.var(y)
+    assert np.all(std > 0)
+    parts = np.concatenate([model.predict(x[i : i + 20]) for i in range(0, 60, 20)])
+    assert np.allclose(parts, mean, atol=1e-8)
+    assert model.predict(x[:5], return_cov=True)[1].shape == (5, 5)
+    assert model.sample_y(x[:5], 8).shape == (5, 8)
+    model.save(tmp_path / "model")
+    assert np.array_equal(load(tmp_path / "model").predict(x), mean)
+    assert model.posterior_.trace.log_likelihood.shape[0] == 6
+
+
+def test_several_outputs_missing_values_and_the_papers_prior(rng, key):
+    x = rng.uniform(-2, 2, size=(40, 2))
+    y = np.stack([np.sin(2 * x[:, 0]), x[:, 1]], axis=1) + 0.05 * rng.normal(size=(40, 2))
+    y[3, 0] = np.nan
+    method = STRIDE(**SMALL)
+    model = DeepGPRegressor(method, num_inducing=15, missing="mask", recipe="latz2025", random_state=0).fit(x, y)
+    predicted = model.predict(x)
+    assert predicted.shape == (40, 2)
+    assert np.nanmean((predicted - y) ** 2) < 0.3
+    assert np.isfinite(predicted).all()
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "targets"),
+    [(Poisson(), lambda x: np.round(np.exp(x[:, :1]))), (Bernoulli(), lambda x: (x[:, :1] > 0).astype(float))],
+)
+def test_other_likelihoods_sample_the_last_layer_too(likelihood, targets, rng, key):
+    x = rng.uniform(-2.0, 2.0, size=(40, 2))
+    model = build_model(x, likelihood, 1, depth=2, num_inducing=8)
+    method = STRIDE(**(SMALL | {"moves": 60, "rounds": 3}))
+    result = fit_model(method, model, ArraySource(x, targets(x)), key=key, verbose=False)
+    objective = result.history["objective"]
+    assert np.all(result.history["ok"])
+    assert np.mean(objective[-10:]) < objective[0]
+    density = result.posterior.predict_y(jnp.asarray(x), key=key).log_density(targets(x))
+    assert np.all(np.isfinite(density))
+
+
+def test_repeated_inputs_and_too_many_inducing_points(rng):
+    x = np.repeat(rng.uniform(size=(10, 1)), 3, axis=0)
+    y = np.sin(6 * x[:, 0]) + 0.1 * rng.normal(size=30)
+    with pytest.warns(UserWarning, match="num_inducing is 100 but there are 30 rows: 30 are used"):
+        model = DeepGPRegressor(STRIDE(**SMALL), num_inducing=100, random_state=0).fit(x, y)
+    assert np.mean((model.predict(x) - y) ** 2) < np.var(y)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"particles": 0}, "particles must be at least 1, but it is 0"),
+        ({"exchanges": -1}, "exchanges must be at least 0"),
+        ({"hidden": "dense"}, "hidden='dense' is unknown: choose one of 'exact', 'aca', 'sparse'"),
+        ({"sampler": "nuts"}, "sampler='nuts' is unknown"),
+        ({"step_size": 1.5}, "step_size must lie between 0 and 1"),
+        ({"standard": True, "hidden": "sparse"}, "no inducing points to sample hidden layers at"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(SettingError, match=message):
+        STRIDE(**settings)
+
+
+def test_requests_that_make_no_sense(curve, rng):
+    x, y = curve
+    with pytest.raises(SettingError, match="samples hidden layers, but depth is 1"):
+        DeepGPRegressor("stride", depth=1, num_inducing=5).fit(x, y)
+    with pytest.raises(SettingError, match="warps one input by a monotone map, but there are 2"):
+        DeepGPRegressor("stride", architecture="injective", num_inducing=5).fit(np.repeat(x, 2, axis=1), y)
+    with pytest.raises(SettingError, match="method='exact' has no architecture 'injective': use method='stride'"):
+        DeepGPRegressor("exact", architecture="injective").fit(x, y)
+    phases = STRIDE(rounds=4).plan(10, 8)
+    assert [phase.name for phase in phases] == ["E", "M", "E", "M", "E", "M", "E"]
+    assert sum(phase.steps for phase in phases if phase.name == "E") == 8
