@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 
 from fathomgp.errors import SettingError
-from fathomgp.kernels import RBF, Convolution, Linear, Matern12, Matern32, RationalQuadratic
+from fathomgp.kernels import RBF, Convolution, Matern12, Matern32, RationalQuadratic
 from fathomgp.likelihoods import Gaussian
 from fathomgp.model import ARCHITECTURES, Composition, DeepGP, Injective, build_model, find_architecture
 
 
-@pytest.mark.parametrize("base", [RBF(0.7, 1.5), Matern12(0.9), Matern32(jnp.array([0.5, 2.0])), RationalQuadratic(0.8)])
+@pytest.mark.parametrize(
+    "base", [RBF(0.7, 1.5), Matern12(0.9), Matern32(jnp.array([0.5, 2.0])), RationalQuadratic(0.8)]
+)
 def test_convolution_is_the_base_at_unit_length_and_positive_for_any(base, rng):
     x = jnp.asarray(rng.normal(size=(40, 2)))
     kernel = Convolution(base)
@@ -73,7 +75,7 @@ def test_bad_requests_are_sentences(rng):
     with pytest.raises(SettingError, match="Did you mean 'convolution'"):
         find_architecture("convolutional")
     with pytest.raises(SettingError, match="needs a stationary kernel"):
-        Convolution(Linear())
+        build_model(x, Gaussian(), 1, depth=2, kernel="linear", architecture="convolution")
     with pytest.raises(SettingError, match="below longest"):
         Convolution(RBF(), 2.0, 1.0)
     with pytest.raises(SettingError, match="smallest must be positive"):

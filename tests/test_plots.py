@@ -47,6 +47,7 @@ def test_every_picture_draws_without_pyplot_and_saves(held_out, tmp_path):
         plots.plot_predicted_vs_observed(y, answer),
         plots.plot_residuals(y, answer),
         plots.plot_history({"step": [1, 2, 3], "objective": [3.0, 2.0, 1.5]}),
+        plots.plot_layers([0.0, 2.0, 1.0], [np.ones((4, 3, 2)), np.zeros((4, 3, 1))])[1],
         plots.critical_difference({"a": 1.2, "b": 2.1, "c": 2.7}, 10),
     ]
     for number, ax in enumerate(drawn):

@@ -169,6 +169,27 @@ def plot_history(history: Mapping[str, Any], *, ax: Any = None) -> "Axes":
     return ax
 
 
+def plot_layers(x: Any, values: Sequence[Any], *, axes: Any = None) -> Any:
+    """Inside a deep GP along one input: draws of every layer, a panel a layer, their mean in black.
+
+    Args:
+        x: the N inputs, in any order.
+        values: one array (S, N, outputs) a layer, as a posterior's ``propagate`` returns them.
+        axes: one axes object a layer.
+    """
+    x = as_column(x, "x")
+    order = np.argsort(x)
+    axes = _figure(4.0 * len(values), 3.2).subplots(1, len(values), squeeze=False)[0] if axes is None else axes
+    for level, (ax, draws) in enumerate(zip(axes, values, strict=True)):
+        draws = np.asarray(draws, float)[:, order]
+        for output in range(draws.shape[2]):
+            colour = PALETTE[output % len(PALETTE)]
+            ax.plot(x[order], draws[:20, :, output].T, color=colour, lw=0.5, alpha=0.4)
+            ax.plot(x[order], draws[:, :, output].mean(axis=0), color="black", lw=1.4)
+        ax.set(title=f"layer {level + 1}", xlabel="x")
+    return axes
+
+
 def nemenyi_critical_difference(num_methods: int, num_datasets: int, alpha: float = 0.05) -> float:
     r"""The difference of average ranks that the Nemenyi test calls significant.
 

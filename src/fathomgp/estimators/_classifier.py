@@ -28,7 +28,8 @@ class DeepGPClassifier(ClassifierMixin, _DeepGPEstimator):
         num_inducing: inducing points a layer.
         hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
         kernel: a name (``"rbf"``, ``"matern32"``, ``"linear"``, ...) or a kernel object; one, or one a layer.
-        architecture: how layers are joined: ``"composition"``.
+        architecture: how layers are joined: ``"composition"``; with ``"stride"`` also ``"convolution"`` (hidden layers
+            are local length scales) and ``"injective"`` (a monotone warping of one input).
         likelihood: ``"auto"`` (Bernoulli for two classes, softmax for several), ``"bernoulli"``, ``"softmax"``,
             ``"robustmax"``, or a likelihood object.
         max_iter: at most so many optimiser steps; ``None`` leaves it to the method.

@@ -24,7 +24,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         num_inducing: inducing points a layer, for the methods that use them.
         hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
         kernel: a name (``"rbf"``, ``"matern32"``, ``"linear"``, ...) or a kernel object; one, or one a layer.
-        architecture: how layers are joined: ``"composition"``.
+        architecture: how layers are joined: ``"composition"``; with ``"stride"`` also ``"convolution"`` (hidden layers
+            are local length scales) and ``"injective"`` (a monotone warping of one input).
         likelihood: ``"gaussian"``, or a likelihood object.
         max_iter: at most so many optimiser steps a start; ``None`` leaves it to the method.
         batch_size: rows a step, for the methods that use batches.

@@ -162,9 +162,7 @@ class EllipticalSlice(AbstractSampler):
             white = jnp.cos(angle)[:, None] * chains.white + jnp.sin(angle)[:, None] * partner
             value = target(white)
             hit = ~found & (finite(value) > height)
-            now = Chains(
-                jnp.where(hit[:, None], white, now.white), jnp.where(hit, value, now.value), now.gradient
-            )
+            now = Chains(jnp.where(hit[:, None], white, now.white), jnp.where(hit, value, now.value), now.gradient)
             low, high = jnp.where(angle < 0.0, angle, low), jnp.where(angle < 0.0, high, angle)
             share = jax.random.uniform(jax.random.fold_in(angle_key, count + 1), angle.shape, angle.dtype)
             bad = bad + jnp.sum(~found & ~jnp.isfinite(value), dtype=jnp.int32)
@@ -204,9 +202,7 @@ def _accept(
     return chosen, Moves(acceptance, count, jnp.asarray(1, jnp.int32))
 
 
-def _value_and_gradient(
-    target: Target, white: Float[Array, "S n"]
-) -> tuple[Float[Array, " S"], Float[Array, "S n"]]:
+def _value_and_gradient(target: Target, white: Float[Array, "S n"]) -> tuple[Float[Array, " S"], Float[Array, "S n"]]:
     """Chains do not interact, so the gradient of the sum holds every chain's own."""
     value, pull = jax.vjp(target, white)
     (gradient,) = pull(jnp.ones_like(value))

@@ -111,7 +111,7 @@ def greedy_choice(
         now = particle_bound(model, top, batch, h, chosen, slots < i)
         taken = jnp.where(slots < i, chosen, len(h))
         candidates = draw_candidates(members(top, batch), taken, num_candidates, key=jax.random.fold_in(key, i))
-        gains = _births(now, model, top, batch, h, candidates)
+        gains = jnp.where(jnp.isin(candidates, taken), -jnp.inf, _births(now, model, top, batch, h, candidates))
         return chosen.at[i].set(candidates[jnp.argmax(gains)])
 
     return jax.lax.fori_loop(0, num_inducing, birth, jnp.zeros(num_inducing, jnp.int32))

@@ -5,7 +5,9 @@ L L^T = k(I, I) given the layer below:
 
     exact    h = m + L w                      I = all rows
     aca      h = m + k(., I) L^-T w           I = pivots of adaptive cross-approximation: rank R
-    sparse   h = m + L w at I alone           I = the inducing points; other rows by interpolation (Latz et al. 2025, 3.3)
+    sparse   h = m + L w at I alone           I = the inducing points; other rows by interpolation
+
+(Latz et al. 2025, section 3.3).
 
 The bottom layer's kernel is stationary: its factor is the same for all particles, and constant while I is.
 """
@@ -47,6 +49,11 @@ class Hidden(eqx.Module):
         return x[self.anchors] if self.kind == "sparse" else x
 
     @property
+    def lower(self) -> Float[Array, "R R"]:
+        """The bottom layer's factor L at the anchors, whose covariance is k(I, I) = L L^T."""
+        return jnp.tril(self.root[self.anchors])
+
+    @property
     def at_sites(self) -> Int[Array, " R"]:
         """The anchors' positions among the sites."""
         return jnp.arange(len(self.anchors)) if self.kind == "sparse" else self.anchors
@@ -80,16 +87,14 @@ def hidden_values(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: 
     return values
 
 
-def whitened(
-    model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values
-) -> Float[Array, "S n"]:
+def whitened(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values) -> Float[Array, "S n"]:
     """The white variables that give hidden layers these values (at the sites) in the anchors."""
     sites, at = hidden.sites(x), hidden.at_sites
     parts, below = [], None
     for level, h in enumerate(values):
         inputs = sites[None] if below is None else seen(model, level, sites, below)
         z = jnp.take(inputs, at, axis=1)
-        lower = safe_cholesky(jax.vmap(model.layers[level].kernel.gram)(z)).lower
+        lower = hidden.lower[None] if below is None else _factor(model, level, z)
         offset = jnp.take(h, at, axis=1) - _means(model, level, z)
         parts.append(_solve(jnp.broadcast_to(lower, (len(h), *lower.shape[1:])), offset))
         below = h
@@ -127,9 +132,7 @@ def mean_path(
     return path
 
 
-def pivots(
-    model: DeepGP, inputs: Float[Array, "S N F"], weight: Float[Array, " N"], rank: int
-) -> Int[Array, " R"]:
+def pivots(model: DeepGP, inputs: Float[Array, "S N F"], weight: Float[Array, " N"], rank: int) -> Int[Array, " R"]:
     """Anchors by adaptive cross-approximation of the last layer's covariance, averaged over the particles.
 
     Rows of weight 0 are never chosen. Where the rank is exhausted before R pivots are found, unused rows fill up.
@@ -187,11 +190,15 @@ def _correlate(
     """A deeper layer's values at the sites, without the mean: the factor differs from particle to particle."""
     gram = model.layers[level].kernel.gram
     z = jnp.take(inputs, at, axis=1)
-    lower = safe_cholesky(jax.vmap(gram)(z)).lower
+    lower = _factor(model, level, z)
     if hidden.kind != "aca":
         return lower @ white
     weights = jax.lax.linalg.triangular_solve(lower, white, left_side=True, lower=True, transpose_a=True)
     return jax.vmap(gram)(inputs, z) @ weights
+
+
+def _factor(model: DeepGP, level: int, z: Float[Array, "S R F"]) -> Float[Array, "S R R"]:
+    return safe_cholesky(jax.vmap(model.layers[level].kernel.gram)(z)).lower
 
 
 def _solve(lower: Float[Array, "S R R"], columns: Float[Array, "S R W"]) -> Float[Array, "S R W"]:

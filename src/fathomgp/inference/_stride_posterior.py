@@ -16,7 +16,7 @@ from fathomgp.inference._stride_hidden import mean_path
 from fathomgp.inference._stride_top import Conditioned
 from fathomgp.kernels import AbstractKernel
 from fathomgp.linalg import product, safe_cholesky
-from fathomgp.model import DeepGP
+from fathomgp.model import Conditional, DeepGP, joint_moments, moments
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
 
@@ -80,6 +80,7 @@ class STRIDEPosterior(AbstractPosterior):
         if not full_cov:
             return Mixture(log_weights, *jax.vmap(self._moments)(inputs, self.top), None)
         means, covariances = jax.lax.map(lambda parts: self._joint(*parts), (inputs, self.top))
+        covariances = jnp.moveaxis(covariances, 1, -1)
         variances = clamp_variance(jnp.moveaxis(jnp.diagonal(covariances, axis1=1, axis2=2), -1, 1))
         return Mixture(log_weights, means, variances, covariances)
 
@@ -131,11 +132,10 @@ class STRIDEPosterior(AbstractPosterior):
         for level in range(len(self.hidden)):
             given, kernel, inputs, trend = self._conditioning(level, x, values)
             size = len(given.white)
-            noise = jax.random.normal(
-                jax.random.fold_in(key, level), (size, len(x), given.white.shape[2]), x.dtype
-            )
+            noise = jax.random.normal(jax.random.fold_in(key, level), (size, len(x), given.white.shape[2]), x.dtype)
             parts = jax.tree.map(
-                lambda leaf, size=size: jnp.broadcast_to(leaf, (size, *leaf.shape[1:])), (given.z, given.inverse, inputs)
+                lambda leaf, size=size: jnp.broadcast_to(leaf, (size, *leaf.shape[1:])),
+                (given.z, given.inverse, inputs),
             )
             draw = lambda parts, kernel=kernel: _draw(kernel, *parts)  # noqa: E731
             values.append(trend + jax.lax.map(draw, (*parts, given.white, noise)))
@@ -162,8 +162,7 @@ class STRIDEPosterior(AbstractPosterior):
         def draw(parts: tuple[Array, Conditioned, Array]) -> Float[Array, "N Q"]:
             inputs, top, noise = parts
             mean, covariance = self._joint(inputs, top)
-            lower = safe_cholesky(jnp.moveaxis(covariance, -1, 0)).lower
-            return mean + jnp.einsum("qij,jq->iq", lower, noise)
+            return mean + jnp.einsum("qij,jq->iq", safe_cholesky(covariance).lower, noise)
 
         return [*values, jax.lax.map(draw, (inputs, self.top, noise))]
 
@@ -179,29 +178,13 @@ class STRIDEPosterior(AbstractPosterior):
         self, inputs: Float[Array, "N F"], top: Conditioned
     ) -> tuple[Float[Array, "N Q"], Float[Array, "N Q"]]:
         """Moments of the last layer given one particle."""
-        layer = self.model.layers[-1]
-        mapped = self._mapped(inputs, top)
-        mean = mapped[0].T @ top.mean + layer.mean(inputs)
-        squares = jnp.sum(mapped**2, axis=1)
-        variance = layer.kernel.diagonal(inputs)[None] - squares[:1] + (squares[1:] if len(squares) > 1 else 0.0)
-        return mean, jnp.broadcast_to(clamp_variance(variance).T, mean.shape)
+        return moments(self.model.layers[-1], Conditional(top.z, top.mean, top.maps), inputs)
 
     def _joint(
         self, inputs: Float[Array, "N F"], top: Conditioned
-    ) -> tuple[Float[Array, "N Q"], Float[Array, "N N Q"]]:
+    ) -> tuple[Float[Array, "N Q"], Float[Array, "Q N N"]]:
         """Mean and covariance between rows of the last layer given one particle."""
-        layer = self.model.layers[-1]
-        mapped = self._mapped(inputs, top)
-        mean = mapped[0].T @ top.mean + layer.mean(inputs)
-        squares = jnp.swapaxes(mapped, 1, 2) @ mapped
-        covariance = layer.kernel(inputs)[None] - squares[:1] + (squares[1:] if len(squares) > 1 else 0.0)
-        covariance = jnp.moveaxis(covariance, 0, -1)
-        return mean, jnp.broadcast_to(covariance, (*covariance.shape[:2], mean.shape[1]))
-
-    def _mapped(self, inputs: Float[Array, "N F"], top: Conditioned) -> Float[Array, "C M N"]:
-        count, size, _ = top.maps.shape
-        tall = product(top.maps.reshape(count * size, size), self.model.layers[-1].kernel(top.z, inputs))
-        return tall.reshape(count, size, len(inputs))
+        return joint_moments(self.model.layers[-1], Conditional(top.z, top.mean, top.maps), inputs)
 
 
 def _moments(

@@ -1,8 +1,8 @@
 """The last layer given the hidden ones: what a particle's likelihood is, for S particles at once.
 
-    collapsed   Gaussian noise: the last layer is integrated out, given M inducing points (the first two terms of F_V)
-    sampled     any other likelihood: whitened values v at the inducing points are sampled too, f = k(., Z) L^-T v
-    standard    Gaussian noise and no inducing points: the exact evidence, O(S N^3)
+collapsed   Gaussian noise: the last layer is integrated out, given M inducing points (the first two terms of F_V)
+sampled     any other likelihood: whitened values v at the inducing points are sampled too, f = k(., Z) L^-T v
+standard    Gaussian noise and no inducing points: the exact evidence, O(S N^3)
 """
 
 import equinox as eqx
@@ -84,9 +84,7 @@ def bound(
     return gram_evidence(sums(model, top, batch, inputs, inducing), _noise(model, top, batch), jitter=JITTER)[1]
 
 
-def sums(
-    model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]
-) -> GramSums:
+def sums(model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]) -> GramSums:
     """K_mn K_nm and its companions, in blocks of particles so that memory stays O(N M)."""
     groups = _groups(top, batch)
     block = max(1, min(len(inputs), _ENTRIES // (len(inducing) * inputs.shape[1])))
@@ -217,9 +215,7 @@ def _exact_evidence(model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"]) 
     return -0.5 * (jnp.sum(white**2, axis=(1, 2)) + outputs * logdet_lower(lower) + constant)
 
 
-def _condition_exactly(
-    model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"]
-) -> tuple[Conditioned, JitterReport]:
+def _condition_exactly(model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"]) -> tuple[Conditioned, JitterReport]:
     """With all rows as inducing points and K + s2 I in the place of K_zz, the exact posterior has the same form."""
     K, observed, Y = _covariances(model, batch, inputs)
     factor = safe_cholesky(K, jitter=0.0)

@@ -2,12 +2,12 @@
 
 A deep GP's hidden layers are sampled, its last layer is integrated out given M inducing points among the data:
 
-    E   S particles of the hidden layers move by a Markov chain that leaves p_M(hidden | y) invariant, in white variables
+    E   S particles of the hidden layers move by a Markov chain that leaves p_M(hidden | y) invariant
     M   inducing points are exchanged so as to raise F_V, Titsias' bound averaged over the particles
 
 The final model is the mixture of the S sparse GPs. Hyperparameters of the last layer come from sparse GP regression on
-the model's stationary start and are kept, as in the paper; beyond it, gradient steps on F_V in the M step can learn them
-all (in white variables, p(y | w, theta) is the complete-data likelihood, so this is EM too).
+the model's stationary start and are kept, as in the paper; beyond it, gradient steps on F_V in the M step can learn
+them all (in white variables p(y | w, theta) is the complete-data likelihood, so this is EM too).
 
 Choices that the paper leaves open: hidden layers are centred on the values at which the last layer is stationary (the
 recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; the
@@ -15,6 +15,7 @@ step size is adapted to a mean acceptance over the particles and frozen in the l
 of the last layer's covariance averaged over the particles.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -226,30 +227,25 @@ class STRIDE(AbstractInference):
         return new, _info(objective, acceptance, state.log_size, moves.nonfinite)
 
     def _improve(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
-        if self.hyper_steps > 0:  # the bottom layer's factor follows its kernel
-            hidden = prepare_hidden(state.model, batch.x, state.hidden.anchors, self.hidden)
-            state = eqx.tree_at(lambda s: s.hidden, state, hidden)
-        objective = jnp.zeros((), batch.x.dtype)
-        if self._exchanges(state, batch) > 0:
-            inducing, value = self._maybe_exchange(state, batch, key)
-            objective = -value / batch.num_data
+        value, inputs, learn = self._gradient(state, batch)
+        if self._num_candidates(state, batch) > 0:
+            inducing, before = self._maybe_exchange(state, batch, inputs, key)
             state = eqx.tree_at(lambda s: s.inducing, state, inducing)
-        if self.hyper_steps > 0:
-            state, objective = self._learn(state, batch)
+            value = before if self.hyper_steps == 0 else value
+        state = learn(state)
         state = eqx.tree_at(lambda s: s.tick, state, state.tick + 1)
-        zero = jnp.zeros((), objective.dtype)
-        return state, _info(objective, zero, state.log_size, jnp.asarray(0, jnp.int32))
+        zero = jnp.zeros((), value.dtype)
+        return state, _info(-value / batch.num_data, zero, state.log_size, jnp.asarray(0, jnp.int32))
 
-    def _exchanges(self, state: STRIDEState, batch: Batch) -> int:
-        """The number of candidates of an exchange; 0 where there is nothing to exchange."""
+    def _num_candidates(self, state: STRIDEState, batch: Batch) -> int:
+        """|J| of an exchange; 0 where there is nothing to exchange."""
         spare = batch.x.shape[0] - state.inducing.shape[0]
         return min(self.candidates, spare) if self.exchanges > 0 and state.top.kind == "collapsed" else 0
 
     def _maybe_exchange(
-        self, state: STRIDEState, batch: Batch, key: PRNGKeyArray
+        self, state: STRIDEState, batch: Batch, inputs: Float[Array, "S N F"], key: PRNGKeyArray
     ) -> tuple[Int[Array, " M"], Float[Array, ""]]:
-        inputs = _top_inputs(state, batch)
-        count = self._exchanges(state, batch)
+        count = self._num_candidates(state, batch)
 
         def swap(inducing: Int[Array, " M"]) -> tuple[Int[Array, " M"], Float[Array, ""]]:
             return exchange(state.model, state.top, batch, inputs, inducing, count, key=key)
@@ -257,20 +253,26 @@ class STRIDE(AbstractInference):
         keep = lambda inducing: (inducing, jnp.zeros((), batch.x.dtype))  # noqa: E731
         return jax.lax.cond(state.tick < self.exchanges, swap, keep, state.inducing)
 
-    def _learn(self, state: STRIDEState, batch: Batch) -> tuple[STRIDEState, Float[Array, ""]]:
-        """One Adam step on minus F_V (or minus Phi) a datum, averaged over the particles."""
+    def _gradient(
+        self, state: STRIDEState, batch: Batch
+    ) -> tuple[Float[Array, ""], Float[Array, "S N F"], Callable[[STRIDEState], STRIDEState]]:
+        """What hyperparameters maximise, what the last layer sees, and the Adam step on all hyperparameters."""
+        if self.hyper_steps == 0:
+            return jnp.zeros((), batch.x.dtype), _top_inputs(state, batch), lambda state: state
         learned, constant = partition(state.model)
 
-        def loss(learned: DeepGP) -> Float[Array, ""]:
-            return -_complete_data(eqx.combine(learned, constant), state, batch) / batch.num_data
+        def loss(learned: DeepGP) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, "S N F"]]]:
+            value, inputs = _complete_data(eqx.combine(learned, constant), state, batch)
+            return -value / batch.num_data, (value, inputs)
 
-        value, gradient = jax.value_and_grad(loss)(learned)
+        gradient, (value, inputs) = jax.grad(loss, has_aux=True)(learned)
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             updates, adam = self._adam().update(gradient, state.adam)
         useful = jnp.isfinite(value) & all_finite(updates) & (state.tick < self.hyper_steps)
         moved = jax.tree.map(lambda old, update: jnp.where(useful, old + update, old), learned, updates)
         adam = jax.tree.map(lambda new, old: jnp.where(useful, new, old), adam, state.adam)
-        return eqx.tree_at(lambda s: (s.model, s.adam), state, (eqx.combine(moved, constant), adam)), value
+        new = (eqx.combine(moved, constant), adam)
+        return value, inputs, lambda state: eqx.tree_at(lambda s: (s.model, s.adam), state, new)
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
@@ -333,22 +335,20 @@ def _target(state: STRIDEState, batch: Batch):
     return phi
 
 
-def _log_likelihood(
-    model: DeepGP, state: STRIDEState, batch: Batch, white: Float[Array, "S n"]
-) -> Float[Array, " S"]:
+def _log_likelihood(model: DeepGP, state: STRIDEState, batch: Batch, white: Float[Array, "S n"]) -> Float[Array, " S"]:
     below, above = _parts(state, white)
     inputs = top_inputs(model, state.hidden, batch.x, hidden_values(model, state.hidden, batch.x, below))
     return log_likelihood(model, state.top, batch, inputs, state.inducing, above)
 
 
-def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> Float[Array, ""]:
-    """What hyperparameters maximise: F_V, or Phi where there is none, averaged over the particles."""
+def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "S N F"]]:
+    """F_V, or Phi where there is none, averaged over the particles; and what the last layer sees."""
     hidden = prepare_hidden(model, batch.x, state.hidden.anchors, state.hidden.kind)
     below, above = _parts(state, state.chains.white)
     inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, below))
     if state.top.kind == "collapsed":
-        return jnp.mean(bound(model, state.top, batch, inputs, state.inducing))
-    return jnp.mean(log_likelihood(model, state.top, batch, inputs, state.inducing, above))
+        return jnp.mean(bound(model, state.top, batch, inputs, state.inducing)), inputs
+    return jnp.mean(log_likelihood(model, state.top, batch, inputs, state.inducing, above)), inputs
 
 
 def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array, "S a"], Float[Array, "S b"]]:
@@ -422,7 +422,8 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
     if method.hidden == "exact" or (method.hidden == "aca" and not method.refresh):
         hidden = prepare_hidden(model, x, old.anchors, method.hidden)
     else:
-        old = prepare_hidden(model, x, old.anchors, method.hidden)
+        if method.hyper_steps > 0:  # the factor follows the kernel
+            old = prepare_hidden(model, x, old.anchors, method.hidden)
         values = hidden_values(model, old, x, below)
         inputs = top_inputs(model, old, x, values)
         anchors = _anchors(method, model, batch, inputs, state.inducing, len(old.anchors))
@@ -521,7 +522,8 @@ def _given(
         inputs = sites[None] if bottom else seen(model, level, sites, values[level - 1])
         layer = model.layers[0 if bottom else level]
         z = jnp.take(inputs, at, axis=1)
-        inverse = inverse_lower(safe_cholesky(jax.vmap(layer.kernel.gram)(z)).lower)
+        lower = hidden.lower[None] if bottom else safe_cholesky(jax.vmap(layer.kernel.gram)(z)).lower
+        inverse = inverse_lower(lower)
         mean = mean_path(model, sites)[level][None] if bottom else jax.vmap(layer.mean)(inputs)
         result.append(Given(z, inverse @ jnp.take(h - mean, at, axis=1), inverse))
     return tuple(result)
@@ -529,7 +531,7 @@ def _given(
 
 def _ordered(state: STRIDEState) -> Trace:
     """The ring of the last E step, oldest first."""
-    order = (state.tick + jnp.arange(_TRACE)) % _TRACE
+    order = (state.tick + jnp.arange(_TRACE, dtype=jnp.int32)) % _TRACE
     return Trace(state.log_trace[order].T, state.accepted[order], state.nonfinite.astype(state.log_size.dtype))
 
 

@@ -43,12 +43,6 @@ class Convolution(AbstractKernel):
     longest: float = eqx.field(static=True, default=10.0)
 
     def __check_init__(self):
-        if not isinstance(self.base, AbstractStationary):
-            name = type(self.base).__name__
-            raise SettingError(
-                f"The convolution kernel needs a stationary kernel with a lengthscale, but the base is {name}: "
-                "use RBF, a Matern kernel or RationalQuadratic."
-            )
         if not 0.0 < self.shortest < self.longest:
             raise SettingError(
                 f"shortest must be positive and below longest, but they are {self.shortest} and {self.longest}."

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fathomgp.errors import SettingError
-from fathomgp.kernels import AbstractKernel, Convolution
+from fathomgp.kernels import AbstractKernel, AbstractStationary, Convolution
 from fathomgp.means import AbstractMean, Constant, linear_map
 from fathomgp.parameters import real
 
@@ -114,12 +114,17 @@ class ConvolutionArchitecture(_AbstractScalar):
     longest: float = eqx.field(static=True, default=10.0)
 
     def inputs(self, x: Float[Array, "N D"], h: Float[Array, "N 1"], knots: Knots) -> Float[Array, "N F"]:
-        """x and, last, u."""
+        """X and, last, u."""
         return jnp.concatenate([x, h], axis=1)
 
     def kernel(self, base: AbstractKernel) -> AbstractKernel:
         """Paciorek's kernel around the base."""
-        return Convolution(base, self.shortest, self.longest)  # type: ignore[arg-type]
+        if not isinstance(base, AbstractStationary):
+            raise SettingError(
+                f"architecture='convolution' needs a stationary kernel with a lengthscale, but this is "
+                f"{type(base).__name__}: use 'rbf', a Matern kernel or 'rational_quadratic'."
+            )
+        return Convolution(base, self.shortest, self.longest)
 
     def kernel_dim(self, num_columns: int) -> int:
         """All but u."""
@@ -146,7 +151,7 @@ class Injective(_AbstractScalar):
             raise SettingError(f"smallest must be positive, but it is {self.smallest}.")
 
     def inputs(self, x: Float[Array, "N 1"], h: Float[Array, "N 1"], knots: Knots) -> Float[Array, "N 1"]:
-        """g."""
+        """G."""
         places, values = knots
         order = jnp.argsort(places[:, 0])
         t, w = places[order, 0], self._slope(values[order, 0])

@@ -112,7 +112,8 @@ def build_model(
             )
         )
         if not last:
-            h, z = _push(joined, neutral, h, x), None if z is None else _push(joined, neutral, z, centres)
+            h = _push(joined, neutral, h, x)
+            z = None if z is None or centres is None else _push(joined, neutral, z, centres)
     return DeepGP(tuple(layers), likelihood, skip_inputs, joined)
 
 

@@ -1,0 +1,314 @@
+"""STRIDE beside the figures of its paper (Latz et al. 2025): times, tables and pictures, resumable row by row.
+
+    python benchmarks/stride.py timing             energy, the paper's settings; published: 1069 s on 32 cores
+    python benchmarks/stride.py exchange           the M step beside naive evaluations of F_V, in one run
+    python benchmarks/stride.py samplers           effective samples a second of the three E-step kernels
+    python benchmarks/stride.py table --folds 3    cross-validation on energy, concrete, boston (figures 4 and 5)
+    python benchmarks/stride.py toy                the one-dimensional example (figure 3)
+    python benchmarks/stride.py fashion            Fashion-MNIST labels as numbers, 30 principal components (table 1)
+    python benchmarks/stride.py small              default fits on ordinary small sets, beside the exact GP
+
+Results go to ``results/stride_*.csv``; rows that are there are not run again. The paper's kernels are isotropic;
+``--ard`` gives every input its own length scale, for sparse GP regression and STRIDE alike. The published VAE features
+of Fashion-MNIST are not available: principal components stand in, so its errors are not the paper's.
+"""
+
+import argparse
+import os
+import pathlib
+import resource
+import time
+import warnings
+
+import numpy as np
+
+from fathomgp import DeepGPRegressor
+from fathomgp.bench import ResultFile
+from fathomgp.data import k_fold, load_dataset, random_split, step_function, step_truth
+from fathomgp.inference import SGPR, STRIDE
+from fathomgp.kernels import RBF, Matern32
+from fathomgp.metrics import evaluate
+from fathomgp.precision import double_precision
+
+#: Section 4.2: 10 EM iterations of 400 moves, 5 exchanges among 500 candidates, 50 particles; hyperparameters kept.
+PAPER = {"particles": 50, "rounds": 10, "moves": 400, "exchanges": 5, "candidates": 500, "hyper_steps": 0}
+SCORES = ("smse", "rmse", "log_density", "crps", "coverage_95", "mnll")
+RESULTS = pathlib.Path("results")
+
+
+def kernels(inputs, depth, *, ard, inner=0.1, kind=RBF):
+    """One kernel a layer: hidden ones with the variance ``inner``."""
+    lengthscale = np.full(inputs, np.sqrt(inputs)) if ard else np.sqrt(inputs)
+    return [*[kind(lengthscale, inner)] * (depth - 1), kind(lengthscale)]
+
+
+@double_precision
+def estimator(name, inputs, *, m=50, ard=False, depth=2, settings=PAPER, seed=0):
+    """One of the columns of figure 4."""
+    common = {"random_state": seed, "verbose": False}
+    if name in ("GP", "sparse GP"):
+        method = "exact" if name == "GP" else SGPR(inducing="greedy")
+        return DeepGPRegressor(method, kernel=kernels(inputs, 1, ard=ard)[0], num_inducing=m, **common)
+    joined, hidden = name.split()
+    architecture = {"comp": "composition", "conv": "convolution", "inj": "injective"}[joined]
+    how = {"standard": True, "hidden": "exact"} if hidden == "standard" else {"hidden": hidden}
+    kernel = kernels(inputs, depth, ard=ard)
+    method = STRIDE(**(settings | how))
+    return DeepGPRegressor(method, depth=depth, num_inducing=m, kernel=kernel, architecture=architecture, **common)
+
+
+def fit_and_score(model, X, y, train, test):
+    """Scores of the test rows, and the seconds of both fits and answers."""
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X[train], y[train])
+    trained = time.perf_counter()
+    model.predict(X[test])
+    model_ready = time.perf_counter()
+    mean = model.predict(X[test])
+    answered = time.perf_counter()
+    scores = evaluate(model.predict_distribution(X[test]), y[test])
+    noise = float(np.mean(model.posterior_.likelihood.variance.value)) * float(model.y_scaler_.scale[0]) ** 2
+    scores["mnll"] = 0.5 * np.log(2 * np.pi * noise) + 0.5 * np.mean((y[test] - mean) ** 2) / noise
+    times = {"seconds": trained - began, "predict_seconds": answered - model_ready}
+    return {name: float(f"{scores[name]:.6g}") for name in SCORES} | {k: float(f"{v:.4g}") for k, v in times.items()}
+
+
+def run(file, key, make, X, y, train, test):
+    """One row of a table, unless it is there."""
+    row = file.find(key)
+    if row is None:
+        row = key | fit_and_score(make(), X, y, train, test)
+        file.append(row)
+    print({name: row[name] for name in (*key, "smse", "log_density", "coverage_95", "seconds")}, flush=True)
+    return row
+
+
+def table(args):
+    columns = ("dataset", "fold", "method", "depth", "ard")
+    file = ResultFile(RESULTS / "stride_table.csv", (*columns, *SCORES, "seconds", "predict_seconds"), columns)
+    for dataset in args.datasets.split(","):
+        data = load_dataset(dataset)
+        X, y = data.X.astype(float), data.Y[:, 0].astype(float)
+        for fold, (train, test) in enumerate(k_fold(len(X), 10, seed=0)[: args.folds]):
+            for name in args.methods.split(","):
+                depth = 1 if "GP" in name else args.depth
+                key = {"dataset": dataset, "fold": fold, "method": name, "depth": depth, "ard": int(args.ard)}
+                make = lambda name=name, X=X, depth=depth: estimator(  # noqa: E731
+                    name, X.shape[1], ard=args.ard, depth=depth, seed=0
+                )
+                run(file, key, make, X, y, train, test)
+    picture(file.rows, "dataset", "method", "smse", "stride_smse.png")
+    picture(file.rows, "dataset", "method", "mnll", "stride_mnll.png")
+
+
+def timing(args):
+    columns = ("hidden", "cores")
+    file = ResultFile(RESULTS / "stride_timing.csv", (*columns, *SCORES, "seconds", "predict_seconds"), columns)
+    data = load_dataset("energy")
+    X, y = data.X.astype(float), data.Y[:, 0].astype(float)
+    train, test = k_fold(len(X), 10, seed=0)[0]
+    for hidden in args.hidden.split(","):
+        key = {"hidden": hidden, "cores": len(os.sched_getaffinity(0))}
+        row = run(file, key, lambda hidden=hidden: estimator(f"comp {hidden}", X.shape[1]), X, y, train, test)
+        print(f"{hidden}: {row['seconds']} s to train, {row['predict_seconds']} s to predict", flush=True)
+
+
+def exchange(args):
+    """One exchange among 500 candidates, and what the same number of evaluations of F_V would take."""
+    import jax
+    import jax.numpy as jnp
+
+    from fathomgp.data import ArraySource
+    from fathomgp.inference._stride_exchange import exchange as swap
+    from fathomgp.inference._stride_exchange import particle_bound
+    from fathomgp.inference._stride_top import Top
+    from fathomgp.likelihoods import Gaussian
+    from fathomgp.model import build_model
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(700, 8))
+        batch = ArraySource(x, rng.normal(size=(700, 1))).everything()
+        model = build_model(x, Gaussian(0.01), 1, depth=2, num_inducing=50)
+        inputs = jnp.asarray(x[None] + 0.1 * rng.normal(size=(50, 700, 8)))
+        inducing, top = jnp.arange(50, dtype=jnp.int32), Top("collapsed", True)
+        fast = jax.jit(lambda key: swap(model, top, batch, inputs, inducing, 500, key=key))
+        every = jnp.ones(50, bool)
+        one = jax.jit(lambda h: particle_bound(model, top, batch, h, inducing, every).value)
+        jax.block_until_ready((fast(jax.random.key(0)), one(inputs[0])))
+        began = time.perf_counter()
+        for i in range(3):
+            jax.block_until_ready(fast(jax.random.key(i)))
+        ours = (time.perf_counter() - began) / 3
+        began = time.perf_counter()
+        for h in inputs:
+            jax.block_until_ready(one(h))
+        naive = (time.perf_counter() - began) * 550
+        print(f"exchange {ours:.3f} s; 550 evaluations of F_V for 50 particles {naive:.1f} s; {naive / ours:.0f}x")
+
+
+def samplers(args):
+    """Effective samples of the log likelihood a second, on one fold of energy, from the last E step."""
+    from arviz_stats import ess, rhat
+
+    data = load_dataset("energy")
+    X, y = data.X.astype(float), data.Y[:, 0].astype(float)
+    train, _ = k_fold(len(X), 10, seed=0)[0]
+    for name in ("pcn", "slice", "mala"):
+        settings = PAPER | {"sampler": name, "moves": 400, "rounds": 3, "particles": 20}
+        model = estimator("comp aca", X.shape[1], settings=settings)
+        ticks = []
+        model.callbacks = [lambda info, ticks=ticks: ticks.append((info["phase"], info["step"], info["seconds"]))]
+        model.fit(X[train], y[train])
+        trace = np.asarray(model.posterior_.trace.log_likelihood)[:, -200:]
+        last = [t for t in ticks if t[0] == "E"][-40:]
+        pace = (last[-1][2] - last[0][2]) / max(last[-1][1] - last[0][1], 1)
+        size = float(ess(trace))
+        print(
+            f"{name}: {1e3 * pace:.1f} ms a step, ESS {size:.0f} of {trace.size}, {size / (200 * pace):.2f} a second, "
+            f"R-hat {float(rhat(trace)):.2f}, acceptance {np.mean(model.history_['acceptance'][-200:]):.2f}",
+            flush=True,
+        )
+
+
+def toy(args):
+    columns = ("seed", "method", "m", "depth")
+    file = ResultFile(RESULTS / "stride_toy.csv", (*columns, "smse", "seconds"), columns)
+    grid = np.linspace(0, 1, 1000)[:, None]
+    truth = step_truth(grid[:, 0])
+    settings = {"particles": 10, "rounds": 10, "moves": 1000, "exchanges": 5, "candidates": 200, "hyper_steps": 0}
+    jobs = [("GP", 0, 1)] + [("sparse GP", m, 1) for m in args.m] + [("STRIDE", m, 3) for m in args.m]
+    jobs += [("STRIDE", 20, depth) for depth in args.depths if depth != 3]
+    for seed in range(args.seeds):
+        X, y = step_function(seed=seed)
+        for method, m, depth in jobs:
+            key = {"seed": seed, "method": method, "m": m, "depth": depth}
+            if file.find(key) is not None:
+                continue
+            if method == "STRIDE":
+                how = STRIDE(**settings, hidden="exact" if depth == 2 else "aca", rank=60)
+                model = DeepGPRegressor(
+                    how, depth=depth, num_inducing=m, kernel="matern32", architecture="injective", random_state=seed
+                )
+            else:
+                how = "exact" if method == "GP" else SGPR(inducing="greedy")
+                model = DeepGPRegressor(how, num_inducing=max(m, 1), kernel=Matern32(), random_state=seed)
+            began = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model.set_params(verbose=False).fit(X, y)
+            seconds = time.perf_counter() - began
+            smse = float(np.mean((model.predict(grid) - truth) ** 2) / np.var(truth))
+            file.append(key | {"smse": float(f"{smse:.5g}"), "seconds": float(f"{seconds:.3g}")})
+            print(key, f"SMSE {smse:.5f}, {seconds:.0f} s", flush=True)
+
+
+def fashion(args):
+    columns = ("split", "method", "m", "n")
+    extra = (*SCORES, "seconds", "predict_seconds", "gigabytes")
+    file = ResultFile(RESULTS / "stride_fashion.csv", (*columns, *extra), columns)
+    data = load_dataset("fashion_mnist")
+    images, y = data.X.reshape(len(data.X), -1).astype(float), data.Y[:, 0].astype(float)
+    features = principal_components(images, 30)
+    settings = PAPER | {"particles": 10, "exchanges": 3, "candidates": 1000, "rank": 50, "hidden": "aca"}
+    for split in range(args.splits):
+        train, test = random_split(len(y), 0.1, seed=split)
+        train = train[: args.rows] if args.rows else train
+        for m in args.m:
+            for name in ("sparse GP", "comp aca"):
+                key = {"split": split, "method": name, "m": m, "n": len(train)}
+                if file.find(key) is not None:
+                    continue
+                row = key | fit_and_score(estimator(name, 30, m=m, settings=settings), features, y, train, test)
+                row["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+                file.append(row)
+                print(row, flush=True)
+
+
+def small(args):
+    """Default fits beside the exact GP: the promise is 0.2 nats at most."""
+    columns = ("dataset", "method", "split")
+    file = ResultFile(RESULTS / "stride_small.csv", (*columns, *SCORES, "seconds", "predict_seconds"), columns)
+    for name in args.datasets.split(","):
+        X, y = small_set(name)
+        for split in range(args.splits):
+            train, test = random_split(len(X), 0.2, seed=split)
+            for method in ("exact", "stride"):
+                key = {"dataset": name, "method": method, "split": split}
+                make = lambda method=method, split=split: DeepGPRegressor(  # noqa: E731
+                    method, random_state=split, verbose=False
+                )
+                run(file, key, make, X, y, train, test)
+
+
+def small_set(name):
+    if name == "diabetes":
+        from sklearn.datasets import load_diabetes
+
+        return load_diabetes(return_X_y=True)
+    if name.startswith("friedman"):
+        from sklearn import datasets
+
+        return getattr(datasets, f"make_{name}")(400, noise=1.0, random_state=0)
+    data = load_dataset(name)
+    rows = np.random.default_rng(0).permutation(len(data.X))[:1500]
+    return data.X[rows].astype(float), data.Y[rows, 0].astype(float)
+
+
+def principal_components(images, count):
+    images = images - images.mean(axis=0)
+    _, vectors = np.linalg.eigh(images.T @ images)
+    return images @ vectors[:, ::-1][:, :count]
+
+
+def picture(rows, panel, group, score, name):
+    """Means and two standard deviations over the folds, a panel a dataset."""
+    from matplotlib.figure import Figure
+
+    panels = list(dict.fromkeys(row[panel] for row in rows))
+    figure = Figure(figsize=(4.0 * len(panels), 3.6), layout="constrained")
+    for ax, value in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+        chosen = [row for row in rows if row[panel] == value]
+        groups = list(dict.fromkeys((row[group], row["depth"], row["ard"]) for row in chosen))
+        for place, who in enumerate(groups):
+            scores = [float(r[score]) for r in chosen if (r[group], r["depth"], r["ard"]) == who]
+            ax.errorbar([place], [np.mean(scores)], [2 * np.std(scores)], fmt="o", capsize=3)
+        labels = [f"{g} {d}{' ARD' if int(a) else ''}" for g, d, a in groups]
+        ax.set_xticks(range(len(groups)), labels, rotation=60, ha="right")
+        ax.set(title=str(value), ylabel=score)
+    figure.savefig(RESULTS / name, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    for function, settings in {
+        timing: {"hidden": "exact,aca,sparse"},
+        exchange: {},
+        samplers: {},
+        table: {
+            "datasets": "energy,concrete,boston",
+            "methods": "GP,sparse GP,comp standard,comp exact,comp aca,comp sparse,conv exact,conv aca,conv sparse",
+            "folds": 10,
+            "depth": 2,
+        },
+        toy: {"seeds": 5, "m": "10,20,30,40,50", "depths": "2,3,4,5"},
+        fashion: {"splits": 2, "m": "25,50,75,100,125", "rows": 0},
+        small: {"datasets": "yacht,diabetes,friedman1,friedman2,wine_red", "splits": 2},
+    }.items():
+        command = commands.add_parser(function.__name__, help=function.__doc__)
+        command.set_defaults(run=function)
+        for name, default in settings.items():
+            kind = int if isinstance(default, int) else numbers if name in ("m", "depths") else str
+            command.add_argument(f"--{name}", type=kind, default=kind(default))
+        if function is table:
+            command.add_argument("--ard", action="store_true")
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
