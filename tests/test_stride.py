@@ -202,8 +202,8 @@ def test_samplers_agree_with_importance_sampling(six, rng, key):
         def run(white, size, sampler=sampler):
             target = functools.partial(phi, six)
 
-            def move(chains, i):
-                return sampler.move(target, chains, size, key=jax.random.fold_in(key, i))[0], None
+            def move(now, i):
+                return sampler.move(target, now, size, key=jax.random.fold_in(key, i))[0], None
 
             return jax.lax.scan(move, sampler.begin(target, white), jnp.arange(80))[0]
 
