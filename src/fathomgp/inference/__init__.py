@@ -13,6 +13,7 @@ from fathomgp.inference.dsvi import DSVI as DSVI
 from fathomgp.inference.exact import Exact as Exact
 from fathomgp.inference.exact import ExactPosterior as ExactPosterior
 from fathomgp.inference.sghmc import SGHMC as SGHMC
+from fathomgp.inference.sequential import Sequential as Sequential
 from fathomgp.inference.sgpr import SGPR as SGPR
 from fathomgp.inference.stride import STRIDE as STRIDE
 from fathomgp.inference.stride import STRIDEPosterior as STRIDEPosterior

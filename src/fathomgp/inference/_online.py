@@ -1,0 +1,227 @@
+"""The sparse online Gaussian process (Csato and Opper 2002; Van Vaerenbergh et al. 2012): one datum at a time.
+
+A budget of inputs, the active set X~, carries everything learned: q(u) = N(mu, Sigma) for the function values u there,
+and Q = k(X~, X~)^-1. At a new input, with q_n = Q k(X~, x) (equations 1-6 of Wang et al. 2016, supplement),
+
+    gamma^2 = k(x, x) - k(x, X~) q_n           what the active set cannot explain
+    mean    = q_n^T mu + m(x)                  variance = gamma^2 + q_n^T Sigma q_n
+
+A datum enters through two numbers an output, the slope and the curvature of its log predictive density as a function of
+that mean: with psi the covariance of the function values with the one at x,
+
+    mu <- mu + slope psi            Sigma <- Sigma + curvature psi psi^T
+
+which for Gaussian noise s2 is (y - mean) / (variance + s2) and -1 / (variance + s2): the exact update. The input then
+joins the active set if gamma^2 is worth it, and the member that is predicted best by the others leaves a full one.
+
+Buffers hold one slot more than the budget, with a mask: every datum costs the same, and a pass is one compiled scan.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from fathomgp.linalg import JitterReport, gram_of_lower, inverse_lower, safe_cholesky
+from fathomgp.model import Conditional, Layer
+from fathomgp.precision import clamp_variance
+
+#: gamma^2 below this share of k(x, x) is rounding: dividing by it would ruin Q.
+_SMALLEST_NOVELTY = 1e-10
+
+
+class OnlineGP(eqx.Module):
+    """What a layer has learned so far. Slots that are not active hold zeros.
+
+    Attributes:
+        x: the active inputs, A slots of which one at least is free.
+        mean: mu, less the layer's mean function.
+        weights: Q mu, kept because it follows in O(A P) where the product would take O(A^2 P).
+        covariance: Sigma, one that all outputs share or one an output.
+        inverse: Q.
+        active: which slots count.
+    """
+
+    x: Float[Array, "A D"]
+    mean: Float[Array, "A P"]
+    weights: Float[Array, "A P"]
+    covariance: Float[Array, "R A A"]
+    inverse: Float[Array, "A A"]
+    active: Bool[Array, " A"]
+
+
+class Projection(eqx.Module):
+    """What an online GP says about N inputs.
+
+    Attributes:
+        q: Q k(X~, x).
+        novelty: gamma^2.
+        spread: Sigma q.
+        mean: of the function, the layer's mean function included.
+        variance: of the function, shared by all outputs or one an output.
+        prior: k(x, x).
+    """
+
+    q: Float[Array, "A N"]
+    novelty: Float[Array, " N"]
+    spread: Float[Array, "R A N"]
+    mean: Float[Array, "N P"]
+    variance: Float[Array, "N R"]
+    prior: Float[Array, " N"]
+
+
+def empty(layer: Layer, num_inputs: int, budget: int, *, shared: bool) -> OnlineGP:
+    """An online GP that has seen nothing. ``shared``: all outputs will see the same points and noise."""
+    slots, dtype = budget + 1, jnp.float64
+    return OnlineGP(
+        jnp.zeros((slots, num_inputs), dtype),
+        jnp.zeros((slots, layer.width), dtype),
+        jnp.zeros((slots, layer.width), dtype),
+        jnp.zeros((1 if shared else layer.width, slots, slots), dtype),
+        jnp.zeros((slots, slots), dtype),
+        jnp.zeros(slots, bool),
+    )
+
+
+def prior_at(gp: OnlineGP, layer: Layer, x: Float[Array, "A D"], active: Bool[Array, " A"]) -> OnlineGP:
+    """The prior, with ``x`` as the active set: what an episode starts from that knows which inputs matter."""
+    covariance = _masked(layer.kernel(x), active)
+    fresh = OnlineGP(
+        jnp.where(active[:, None], x, 0.0),
+        jnp.zeros_like(gp.mean),
+        jnp.zeros_like(gp.weights),
+        jnp.broadcast_to(covariance, gp.covariance.shape),
+        gp.inverse,
+        active,
+    )
+    return refresh((fresh,), (layer,))[0]
+
+
+def project(gp: OnlineGP, layer: Layer, x: Float[Array, "N D"]) -> Projection:
+    """The predictive at ``x``, and what :func:`absorb` needs."""
+    cross = jnp.where(gp.active[:, None], layer.kernel(gp.x, x), 0.0)
+    prior = layer.kernel.diagonal(x)
+    q = gp.inverse @ cross
+    novelty = jnp.maximum(prior - jnp.sum(cross * q, axis=0), 0.0)
+    spread = gp.covariance @ q
+    variance = clamp_variance(novelty[None] + jnp.sum(spread * q[None], axis=1))
+    mean = jnp.swapaxes(cross, 0, 1) @ gp.weights + layer.mean(x)
+    return Projection(q, novelty, spread, mean, variance.T, prior)
+
+
+def absorb(
+    gp: OnlineGP,
+    at: Projection,
+    x: Float[Array, "1 D"],
+    slope: Float[Array, " P"],
+    curvature: Float[Array, " R"],
+    delta: Float[Array, ""],
+) -> OnlineGP:
+    """Learn one datum at ``x``, whose projection is ``at`` (equations 2-5), within the budget.
+
+    Args:
+        gp: before the datum.
+        at: ``project(gp, layer, x)``.
+        x: the input.
+        slope: of the datum's log predictive density in the mean of each output; 0 where nothing was observed.
+        curvature: the same, second derivative; not positive.
+        delta: the least gamma^2, as a share of k(x, x), with which an input joins the active set.
+    """
+    q, novelty = at.q[:, 0], at.novelty[0]
+    joins = novelty > jnp.maximum(delta, _SMALLEST_NOVELTY) * at.prior[0]
+    slot = jnp.arange(len(gp.active)) == jnp.argmin(gp.active)
+    new = slot & joins
+
+    psi = jnp.where(new[None, :], at.variance[0][:, None], at.spread[:, :, 0])
+    mean = jnp.where(new[:, None], (q @ gp.mean)[None, :], gp.mean) + psi.T * slope[None, :]
+    covariance = jnp.where(new[None, :, None], psi[:, None, :], gp.covariance)
+    covariance = jnp.where(new[None, None, :], psi[:, :, None], covariance)
+    covariance = covariance + curvature[:, None, None] * (psi[:, :, None] * psi[:, None, :])
+
+    direction = jnp.where(new, -1.0, q)
+    inverse = gp.inverse + jnp.where(joins, 1.0 / jnp.where(joins, novelty, 1.0), 0.0) * _outer(direction)
+    weights = gp.weights + (inverse @ psi.T) * slope[None, :]
+    x = jnp.where(new[:, None], x, gp.x)
+    return _within_budget(OnlineGP(x, mean, weights, covariance, inverse, gp.active | new))
+
+
+def forget(gp: OnlineGP, layer: Layer, factor: float) -> OnlineGP:
+    """Move a step back to the prior, so that old data count less: mu <- sqrt(f) mu, Sigma <- f Sigma + (1 - f) K."""
+    root = factor**0.5
+    prior = _masked(layer.kernel(gp.x), gp.active)[None]
+    covariance = factor * gp.covariance + (1.0 - factor) * prior
+    return OnlineGP(gp.x, root * gp.mean, root * gp.weights, covariance, gp.inverse, gp.active)
+
+
+def refresh(gps: tuple[OnlineGP, ...], layers: tuple[Layer, ...]) -> tuple[OnlineGP, ...]:
+    """Q from its definition instead of by recursion: takes rounding out, and lets hyperparameters change."""
+    inverses = [gram_of_lower(factor) for factor in _inverse_factors(gps, layers)[0]]
+    return tuple(
+        OnlineGP(gp.x, gp.mean, inverse @ gp.mean, gp.covariance, inverse, gp.active)
+        for gp, inverse in zip(gps, inverses, strict=True)
+    )
+
+
+def conditionals(
+    gps: tuple[OnlineGP, ...], layers: tuple[Layer, ...]
+) -> tuple[tuple[Conditional, ...], list[JitterReport]]:
+    """The same q(f) as every algorithm with inducing inputs has it: the active inputs are the inducing ones."""
+    factors, reports = _inverse_factors(gps, layers)
+    answers = []
+    for gp, factor in zip(gps, factors, strict=True):
+        whitened = factor[None] @ gp.covariance @ factor.T[None]
+        free = jnp.diag(jnp.where(gp.active, 0.0, 1.0))[None]
+        lower = safe_cholesky(0.5 * (whitened + jnp.swapaxes(whitened, 1, 2)) + free).lower
+        roots = jnp.swapaxes(lower, 1, 2) @ factor[None]
+        answers.append(Conditional(gp.x, factor @ gp.mean, jnp.concatenate([factor[None], roots])))
+    return tuple(answers), reports
+
+
+def _within_budget(gp: OnlineGP) -> OnlineGP:
+    """Without the member of lowest squared leave-one-out error, summed over outputs, if no slot is free."""
+    full = jnp.all(gp.active)
+    diagonal = jnp.diagonal(gp.inverse)
+    pivots = jnp.where(gp.active, diagonal, 1.0)
+    scores = jnp.sum((gp.weights / pivots[:, None]) ** 2, axis=1)
+    victim = jnp.argmin(jnp.where(gp.active, scores, jnp.inf))
+    gone = full & (jnp.arange(len(gp.active)) == victim)
+    keep = ~gone
+    column = jnp.where(full, gp.inverse[:, victim], 0.0)
+    share = column / jnp.where(full, pivots[victim], 1.0)
+    inverse = gp.inverse - share[:, None] * column[None, :]
+    return OnlineGP(
+        jnp.where(keep[:, None], gp.x, 0.0),
+        jnp.where(keep[:, None], gp.mean, 0.0),
+        jnp.where(keep[:, None], gp.weights - share[:, None] * gp.weights[victim][None, :], 0.0),
+        _masked(gp.covariance, keep),
+        _masked(inverse, keep),
+        gp.active & keep,
+    )
+
+
+def _inverse_factors(
+    gps: tuple[OnlineGP, ...], layers: tuple[Layer, ...]
+) -> tuple[list[Float[Array, "A A"]], list[JitterReport]]:
+    """Lz^-1 of every active set, zero in free slots; one batched factorisation where all have the same size."""
+    covariances = [
+        _masked(layer.kernel(gp.x), gp.active) + jnp.diag(jnp.where(gp.active, 0.0, 1.0))
+        for gp, layer in zip(gps, layers, strict=True)
+    ]
+    if len({covariance.shape for covariance in covariances}) > 1:
+        factors = [safe_cholesky(covariance, jitter=0.0) for covariance in covariances]
+        inverses = [inverse_lower(factor.lower) for factor in factors]
+        reports = [factor.report for factor in factors]
+    else:
+        factor = safe_cholesky(jnp.stack(covariances), jitter=0.0)
+        inverses = list(inverse_lower(factor.lower))
+        reports = [jax.tree.map(lambda leaf, i=i: leaf[i], factor.report) for i in range(len(gps))]
+    return [_masked(inverse, gp.active) for inverse, gp in zip(inverses, gps, strict=True)], reports
+
+
+def _masked(matrix: Float[Array, "*batch A A"], keep: Bool[Array, " A"]) -> Float[Array, "*batch A A"]:
+    both = keep[:, None] & keep[None, :]
+    return jnp.where(jnp.broadcast_to(both, matrix.shape), matrix, 0.0)
+
+
+def _outer(v: Float[Array, " A"]) -> Float[Array, "A A"]:
+    return v[:, None] * v[None, :]
