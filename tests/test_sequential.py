@@ -1,7 +1,5 @@
 """Sequential inference: the online GP is the exact GP, stays positive definite, and deep layers learn what data say."""
 
-import dataclasses
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,9 +11,22 @@ from fathomgp.errors import SettingError
 from fathomgp.fitting import fit_model
 from fathomgp.inference import Sequential
 from fathomgp.inference._online import absorb, conditionals, empty, forget, project, refresh
-from fathomgp.inference._particles import balanced_normal, effective_sample_size, systematic_resample
-from fathomgp.inference.exact import condition
-from fathomgp.inference.sequential import SequentialState, predictive_density, site, start_layers
+from fathomgp.inference._particles import (
+    Datum,
+    balanced_normal,
+    change_of_noise,
+    draw_guided,
+    draw_noise,
+    effective_sample_size,
+    follow,
+    guide,
+    resample_and_move,
+    site,
+    systematic_resample,
+)
+from fathomgp.inference._sequential_start import start_layers
+from fathomgp.inference.exact import condition, log_evidence
+from fathomgp.inference.sequential import SequentialState, predictive_density
 from fathomgp.kernels import RBF, Matern32
 from fathomgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, Softmax
 from fathomgp.means import Linear, Zero
@@ -32,7 +43,7 @@ def stream(model, *, shared=True, **settings):
     """An algorithm, its empty state, and a compiled function that learns a block."""
     algorithm = Sequential(active="empty", **settings)
     gps = start_layers(model, shared=shared)
-    state = SequentialState(model, gps, jnp.asarray(0, jnp.int32), jnp.asarray(True), None)
+    state = SequentialState(model, gps, jnp.asarray(0, jnp.int32), None)
 
     @eqx.filter_jit
     def learn(state, x, y, observed, key):
@@ -70,8 +81,6 @@ def test_a_budget_for_all_points_gives_the_exact_gp_in_any_order(data, rng, key,
 
 
 def test_the_prequential_densities_add_up_to_the_evidence(data, key):
-    from fathomgp.inference.exact import log_evidence
-
     x, y = data
     model = online(len(x), outputs=2)
     _, state, learn = stream(model, delta=0.0)
@@ -128,7 +137,8 @@ def test_deletion_takes_the_member_that_the_others_predict_best(data, key):
     state, _ = learn(state, x[:budget], y[:budget, :1], jnp.ones((budget, 1), bool), key)
     before = state.gps[0]
     at = project(before, model.layers[0], x[budget : budget + 1])
-    slope, curvature = site(model.likelihood, at, y[budget : budget + 1, :1], jnp.ones((1, 1), bool))
+    datum = Datum(x[budget : budget + 1], y[budget : budget + 1, :1], jnp.ones((1, 1), bool))
+    slope, curvature = site(model.likelihood, at.mean, at.variance, datum)
     after = absorb(before, at, x[budget : budget + 1], slope, curvature, jnp.asarray(1e-6))
     # By hand, with all seven: the squared leave-one-out error of each.
     seven = np.concatenate([np.asarray(before.x)[np.asarray(before.active)], np.asarray(x[budget : budget + 1])])
@@ -177,17 +187,23 @@ def test_conditionals_say_the_same_as_the_online_gp(data, key):
 
 @pytest.mark.parametrize(
     ("likelihood", "target"),
-    [(Gaussian(0.3), 0.7), (Bernoulli(), 1.0), (Poisson(), 2.0), (HeteroscedasticGaussian(-1.0), 0.4), (Softmax(3), 2.0)],
+    [
+        (Gaussian(0.3), 0.7),
+        (Bernoulli(), 1.0),
+        (Poisson(), 2.0),
+        (HeteroscedasticGaussian(-1.0), 0.4),
+        (Softmax(3), 2.0),
+    ],
 )
 def test_slopes_and_curvatures_are_derivatives_of_log_z(likelihood, target):
     latents = likelihood.num_latents(1)
     model = DeepGP((Layer(RBF(1.0, 0.8), Zero(latents), real(np.zeros((4, 1))), latents),), likelihood)
     (gp,) = start_layers(model, shared=False)
-    x, y, observed = jnp.zeros((1, 1)), jnp.full((1, 1), target), jnp.ones((1, 1), bool)
-    at = project(gp, model.layers[0], x)
-    slope, curvature = site(likelihood, at, y, observed)
+    datum = Datum(jnp.zeros((1, 1)), jnp.full((1, 1), target), jnp.ones((1, 1), bool))
+    at = project(gp, model.layers[0], datum.x)
     variance = jnp.broadcast_to(at.variance, at.mean.shape)
-    log_z = lambda mean: likelihood.log_z(mean[None], variance, y)[0, 0]  # noqa: E731
+    slope, curvature = site(likelihood, at.mean, variance, datum)
+    log_z = lambda mean: likelihood.log_z(mean[None], variance, datum.y)[0, 0]  # noqa: E731
     assert np.allclose(slope, jax.grad(log_z)(at.mean[0]), atol=1e-8)
     second = jnp.diagonal(jax.hessian(log_z)(at.mean[0]))
     assert np.allclose(curvature, jnp.minimum(second, 0.0), atol=0.02 if isinstance(likelihood, Softmax) else 1e-5)
@@ -206,3 +222,144 @@ def test_particles(key, rng):
     chosen = np.asarray(systematic_resample(key, jnp.log(jnp.asarray(weights))))
     counts = np.bincount(chosen, minlength=10)
     assert np.all(np.abs(counts - 10 * weights) < 1.0)
+
+
+def two_layers(x, rng, likelihood=None, width=2, outputs=1) -> tuple[DeepGP, tuple]:
+    """A deep model whose layers have learned something, so that particles spread."""
+    model = build_model(x, likelihood or Gaussian(0.1), outputs, depth=2, num_inducing=12, hidden_dim=width)
+    algorithm = Sequential(active="empty", num_particles=20)
+    state = SequentialState(model, start_layers(model, shared=True), jnp.asarray(0, jnp.int32), None)
+    y = jnp.asarray(np.sin(2 * x[:10, :outputs]) + 0.1 * rng.normal(size=(10, outputs)))
+    rows = (jnp.asarray(x[:10]), y, jnp.ones(y.shape, bool))
+    learn = eqx.filter_jit(lambda state: algorithm.learn(state, rows, jnp.ones(10, bool), key=jax.random.key(3))[0])
+    return model, learn(state).gps
+
+
+def test_guided_particles_estimate_the_same_density_with_less_noise(rng, key):
+    x = rng.normal(size=(30, 2))
+    model, gps = two_layers(x, rng)
+    datum = Datum(jnp.asarray(x[20:21]), jnp.asarray([[1.5]]), jnp.ones((1, 1), bool))
+
+    @jax.jit
+    def both(key):
+        plain = follow(model, gps, datum, draw_noise(model, 100, key)).log_likelihood
+        noise, log_ratio = draw_guided(model, guide(model, gps, datum), 100, key)
+        guided = follow(model, gps, datum, noise).log_likelihood + log_ratio
+        return plain, guided
+
+    plain, guided = jax.vmap(both)(jax.random.split(key, 300))
+    densities = [np.exp(np.asarray(w)).mean(axis=1) for w in (plain, guided)]
+    error = 5 * np.hypot(*(d.std() / np.sqrt(300) for d in densities))
+    assert abs(densities[0].mean() - densities[1].mean()) < error + 1e-3 * densities[0].mean()
+    sizes = [float(jnp.mean(jax.vmap(effective_sample_size)(w))) for w in (plain, guided)]
+    assert sizes[1] > sizes[0]
+
+
+def test_moving_particles_leaves_their_posterior_as_it_is(rng, key):
+    x = rng.normal(size=(30, 2))
+    model, gps = two_layers(x, rng, width=1)
+    datum = Datum(jnp.asarray(x[20:21]), jnp.asarray([[0.8]]), jnp.ones((1, 1), bool))
+    paths = follow(model, gps, datum, [jax.random.normal(key, (40_000, 1))])
+    weights = jax.nn.softmax(paths.log_likelihood)
+    moved = resample_and_move(model, gps, datum, paths, paths.log_likelihood, jax.random.fold_in(key, 1))
+    for power in (1, 2):
+        wanted = float(jnp.sum(weights * paths.noise[0][:, 0] ** power))
+        assert float(jnp.mean(moved.noise[0][:, 0] ** power)) == pytest.approx(wanted, abs=0.05)
+
+
+def test_equal_weights_teach_a_layer_nothing(key):
+    noise = balanced_normal(key, (40, 3), jnp.float64)
+    slope, curvature = change_of_noise(jnp.full((1, 40), 1 / 40), noise, jnp.asarray([0.7]))
+    assert np.allclose(slope, 0.0, atol=1e-12)
+    assert np.allclose(curvature, 0.0, atol=1e-12)
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def curve(rng):
+    x = rng.uniform(-2, 2, size=(80, 1))
+    return x, np.where(x > 0, 1.0, -1.0) + 0.1 * rng.normal(size=x.shape)
+
+
+@pytest.fixture
+def fitted(curve, key):
+    x, y = curve
+    model = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=20)
+    algorithm = Sequential(num_particles=30, batch_size=16)
+    return algorithm, fit_model(algorithm, model, ArraySource(x, y), key=key, verbose=False)
+
+
+def test_a_deep_fit_learns_and_streams_on(fitted, curve, key, rng):
+    algorithm, result = fitted
+    x, y = curve
+    posterior = result.posterior
+    assert int(posterior.state.seen) == len(x)
+    assert result.history["refused"].sum() == 0
+    answer = posterior.predict_f(jnp.asarray(x), key=key)
+    assert np.sqrt(np.mean((np.asarray(answer.mean()) - y) ** 2)) < 0.5
+    # Degeneracy: 20 standard deviations out, then not a number, then as before.
+    rows = np.concatenate([x[:12], x[:4]])
+    targets = np.concatenate([y[:12], y[:4]])
+    targets[3], targets[7] = 20.0, -20.0
+    rows[5], targets[9] = np.nan, np.inf
+    observed = np.ones(targets.shape, bool)
+    observed[11] = False
+    after, info = posterior.learn(rows, targets, observed, key=key, predict=True)
+    learned = np.asarray(info.learned)
+    assert learned.tolist() == [1.0] * 5 + [0.0] + [1.0] * 3 + [0.0, 1.0, 0.0] + [1.0] * 4
+    fine = learned == 1.0
+    assert np.all(np.isfinite(info.log_density[fine]))
+    assert np.all(np.isfinite(info.mean[fine]))
+    assert np.all(info.variance[fine] > 0)
+    assert np.all(info.particles[fine] >= 1.0 - 1e-9)
+    for leaf in jax.tree.leaves(after.state.gps):
+        assert np.all(np.isfinite(leaf))
+    later = after.predict_f(jnp.asarray(x), key=key)
+    assert np.sqrt(np.mean((np.asarray(later.mean()) - y) ** 2)) < 1.0
+
+
+def test_blocks_change_nothing(fitted, curve, key):
+    _, result = fitted
+    x, y = curve
+    observed = np.ones((7, 1), bool)
+    whole, info = result.posterior.learn(x[:7] + 0.01, y[:7], observed, key=key)
+    step = result.posterior
+    densities = []
+    for part in (slice(0, 1), slice(1, 5), slice(5, 7)):
+        step, one = step.learn(x[:7][part] + 0.01, y[:7][part], observed[part], key=key)
+        densities.extend(np.asarray(one.log_density))
+    assert np.allclose(densities, info.log_density, rtol=1e-9)
+    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(step.state), strict=True):
+        assert np.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_gradient_for_hyperparameters_is_that_of_the_density(rng, key):
+    x = rng.normal(size=(30, 2))
+    model, gps = two_layers(x, rng)
+    rows = (jnp.asarray(x[20:24]), jnp.asarray(rng.normal(size=(4, 1))), jnp.ones((4, 1), bool))
+
+    def value(shift):
+        moved = eqx.tree_at(lambda m: m.layers[0].kernel.lengthscale.raw, model, replace_fn=lambda raw: raw + shift)
+        return jnp.sum(predictive_density(moved, gps, rows, key=key, num_samples=5))
+
+    value = jax.jit(value)
+    slope = jax.grad(value)(jnp.zeros(2))
+    for d in range(2):
+        step = 1e-5 * jnp.eye(2)[d]
+        assert float(slope[d]) == pytest.approx(float(value(step) - value(-step)) / 2e-5, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"episodes": 0}, {"active": "full"}, {"forgetting": 1.5}, {"delta": -1.0}, {"threshold": 2.0}]
+)
+def test_settings_that_make_no_sense_are_refused(settings):
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        Sequential(**settings)
+
+
+def test_layers_without_inducing_inputs_are_refused(curve):
+    model = build_model(curve[0], Gaussian(0.1), 1)
+    with pytest.raises(SettingError, match="set num_inducing"):
+        start_layers(model, shared=True)

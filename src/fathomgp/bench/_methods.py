@@ -13,6 +13,7 @@ METHODS: dict[str, Mapping[str, Any]] = {
     "dsvi": {"method": "dsvi", "depth": 2, "num_inducing": 100},
     "sghmc": {"method": "sghmc", "depth": 2, "num_inducing": 100},
     "stride": {"method": "stride", "depth": 2, "num_inducing": 100},
+    "sequential": {"method": "sequential", "depth": 2, "num_inducing": 100},
 }
 """Arguments of :class:`~fathomgp.DeepGPRegressor`. A method that names a depth or a number of inducing points takes
 these two from the command line, the others ignore them."""

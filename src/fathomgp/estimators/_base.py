@@ -82,7 +82,7 @@ class _DeepGPEstimator(BaseEstimator):
             source.num_outputs,
             recipe=self.recipe,
             depth=method.default_depth if self.depth is None else self.depth,
-            num_inducing=self._num_inducing(source.num_data) if method.uses_inducing else None,
+            num_inducing=self._num_inducing(source.num_data, method.grows) if method.uses_inducing else None,
             hidden_dim=self.hidden_dim,
             kernel=self.kernel,
             architecture=self.architecture,
@@ -93,6 +93,8 @@ class _DeepGPEstimator(BaseEstimator):
         if self.batch_size is not None:
             size = self._batch_size(source.num_data)
             inference = dataclasses.replace(inference, batch_size=size)  # type: ignore[call-arg]
+        if method.grows and inference.budget is None:  # type: ignore[attr-defined]
+            inference = dataclasses.replace(inference, budget=self.num_inducing)  # type: ignore[call-arg]
         result = fit_model(
             inference,
             model,
@@ -184,8 +186,8 @@ class _DeepGPEstimator(BaseEstimator):
         if self.batch_size is not None and not method.uses_batches:
             raise SettingError(f"method={self.method!r} sees all rows at every step: leave batch_size=None.")
 
-    def _num_inducing(self, num_data: int) -> int:
-        if self.num_inducing > num_data:
+    def _num_inducing(self, num_data: int, grows: bool) -> int:
+        if self.num_inducing > num_data and not grows:
             message = f"num_inducing is {self.num_inducing} but there are {num_data} rows: {num_data} are used."
             warnings.warn(message, DataWarning, stacklevel=5)
         return min(self.num_inducing, num_data)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fathomgp.errors import SettingError
-from fathomgp.inference import DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Exact
+from fathomgp.inference import DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Exact, Sequential
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Method:
         precisions: those that were measured to be safe.
         classifies: whether it learns from labels, not from real numbers with Gaussian noise alone.
         architectures: how its layers may be joined.
+        grows: whether ``num_inducing`` is a budget that rows of a later :meth:`partial_fit` may fill.
     """
 
     build: Callable[[], AbstractInference]
@@ -35,6 +36,7 @@ class Method:
     precisions: tuple[str, ...] = ("double", "single")
     classifies: bool = True
     architectures: tuple[str, ...] = ("composition",)
+    grows: bool = False
 
 
 METHODS: dict[str, Method] = {
@@ -51,6 +53,7 @@ METHODS: dict[str, Method] = {
         precisions=("double",),
         architectures=("composition", "convolution", "injective"),
     ),
+    "sequential": Method(Sequential, Sequential, 2, True, True, precisions=("double", "mixed"), grows=True),
 }
 
 #: The floating-point type of the data; parameters are in float64 except in "single".

@@ -1,10 +1,189 @@
-"""Particles with weights: draws, effective sample size, resampling and a move that keeps the prior."""
+"""Particles through the layers of a deep GP, at one datum: draws, weights, and what each layer learns from them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fathomgp.inference._online import OnlineGP, Projection, absorb, project
+from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.linalg import inverse_lower, safe_cholesky
+from fathomgp.model import DeepGP, Layer
+
+#: A datum further out than so many predictive standard deviations teaches the last layer as if it lay there, and moves
+#: an inner layer's function by no more than so many of its own: one outlier must not bend the layers for good.
+_FARTHEST, _FARTHEST_INNER = 8.0, 3.0
+#: How far a moved particle goes: 0 stays, 1 forgets where it was.
+_MOVE = 0.5
+
+#: e of every inner layer, one particle a row.
+Noise = list[Float[Array, "S _"]]
+
+
+class Datum(NamedTuple):
+    """One row: inputs, outputs, and which of these were observed (the others hold 0)."""
+
+    x: Float[Array, "1 D"]
+    y: Float[Array, "1 P"]
+    observed: Bool[Array, "1 P"]
+
+
+class Paths(eqx.Module):
+    """Particles on their way through the layers.
+
+    Attributes:
+        noise: e of every inner layer.
+        hidden: h of every inner layer.
+        mean: of the last layer's function.
+        variance: of the last layer's function.
+        log_likelihood: log p(y | h_{L-1}), the last layer's value integrated out.
+    """
+
+    noise: Noise
+    hidden: list[Float[Array, "S _"]]
+    mean: Float[Array, "S Q"]
+    variance: Float[Array, "S Q"]
+    log_likelihood: Float[Array, " S"]
+
+
+class Guide(eqx.Module):
+    """A Gaussian N(centre, (precision_root precision_root^T)^-1) for the noise of all inner layers, side by side."""
+
+    centre: Float[Array, " W"]
+    inverse_root: Float[Array, "W W"]
+    log_root: Float[Array, ""]
+
+
+def draw_noise(model: DeepGP, size: int, key: PRNGKeyArray) -> Noise:
+    """Particles from the prior of the noise, see :func:`balanced_normal`."""
+    widths = [layer.width for layer in model.layers[:-1]]
+    return _split(balanced_normal(key, (size, sum(widths)), jnp.float64), widths)
+
+
+def follow(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum, noise: Noise) -> Paths:
+    """Particles with the given noise through all layers."""
+    x = datum.x
+    size = len(noise[0]) if noise else 1
+    h, hidden = x, []
+    for level, e in enumerate(noise):
+        at = project_layer(model, gps, level, x, h)
+        h = at.mean + jnp.sqrt(at.variance + noise_between(model.layers[level])) * e
+        hidden.append(h)
+    at = project_layer(model, gps, model.depth - 1, x, h)
+    variance = jnp.broadcast_to(at.variance, at.mean.shape)
+    y = jnp.broadcast_to(datum.y, (size, datum.y.shape[1]))
+    figures = jnp.where(datum.observed, model.likelihood.log_z(at.mean, variance, y), 0.0)
+    return Paths(noise, hidden, at.mean, variance, jnp.sum(figures, axis=1))
+
+
+def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
+    """Where the datum will send the particles, to first order around e = 0.
+
+    With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum there, the log
+    likelihood is about s^T J e + 1/2 e^T J^T r J e: a Gaussian with precision I - J^T r J.
+    """
+    widths = [layer.width for layer in model.layers[:-1]]
+    zero = jnp.zeros(sum(widths), jnp.float64)
+
+    def last_mean(e: Float[Array, " W"]) -> tuple[Float[Array, " Q"], Paths]:
+        paths = follow(model, gps, datum, _split(e[None], widths))
+        return paths.mean[0], paths
+
+    J, paths = jax.jacfwd(last_mean, has_aux=True)(zero)
+    slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
+    precision = jnp.eye(len(zero)) - (J.T * curvature[None, :]) @ J
+    root = safe_cholesky(precision, jitter=0.0).lower
+    inverse = inverse_lower(root)
+    return Guide(inverse.T @ (inverse @ (J.T @ slope)), inverse, jnp.sum(jnp.log(jnp.diagonal(root))))
+
+
+def draw_guided(model: DeepGP, guide: Guide, size: int, key: PRNGKeyArray) -> tuple[Noise, Float[Array, " S"]]:
+    """Particles from the guide, and the logarithms of prior over guide."""
+    widths = [layer.width for layer in model.layers[:-1]]
+    xi = balanced_normal(key, (size, sum(widths)), jnp.float64)
+    e = guide.centre[None, :] + xi @ guide.inverse_root
+    log_ratio = 0.5 * jnp.sum(xi**2 - e**2, axis=1) - guide.log_root
+    return _split(e, widths), log_ratio
+
+
+def resample_and_move(
+    model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum, paths: Paths, log_weights: Array, key: PRNGKeyArray
+) -> Paths:
+    """Particles of equal weight: drawn by their weights, then moved by one step that leaves p(e | y) as it is.
+
+    The step is preconditioned Crank-Nicolson, e' = sqrt(1 - b^2) e + b z, which keeps the prior: whether it is
+    accepted depends on the likelihoods alone (Cotter et al. 2013).
+    """
+    pick_key, step_key, accept_key = jax.random.split(key, 3)
+    chosen = systematic_resample(pick_key, log_weights)
+    old = jax.tree.map(lambda leaf: leaf[chosen], paths)
+    steps = draw_noise(model, len(chosen), step_key)
+    trial = [(1.0 - _MOVE**2) ** 0.5 * e + _MOVE * step for e, step in zip(old.noise, steps, strict=True)]
+    moved = follow(model, gps, datum, trial)
+    uniform = jax.random.uniform(accept_key, chosen.shape, log_weights.dtype)
+    accepted = jnp.log(uniform) < moved.log_likelihood - old.log_likelihood
+    return jax.tree.map(lambda a, b: jnp.where(accepted.reshape(-1, *(1,) * (a.ndim - 1)), a, b), moved, old)
+
+
+def update_layers(
+    model: DeepGP,
+    gps: tuple[OnlineGP, ...],
+    datum: Datum,
+    paths: Paths,
+    log_weights: Float[Array, " S"],
+    delta: Float[Array, ""],
+) -> tuple[OnlineGP, ...]:
+    """Every layer learns at the weighted estimate of its input."""
+    x, weights = datum.x, jax.nn.softmax(log_weights)[None, :]
+    h, new = x, []
+    for level, (noise, hidden) in enumerate(zip(paths.noise, paths.hidden, strict=True)):
+        at = project_layer(model, gps, level, x, h)
+        total = at.variance[0] + noise_between(model.layers[level])
+        slope, curvature = change_of_noise(weights, noise, total)
+        new.append(absorb(gps[level], at, model.layer_input(level, x, h), slope, curvature, delta))
+        h = weights @ hidden
+    at = project_layer(model, gps, model.depth - 1, x, h)
+    slope, curvature = site(model.likelihood, at.mean, jnp.broadcast_to(at.variance, at.mean.shape), datum)
+    if at.variance.shape[1] == 1:
+        curvature = jnp.mean(curvature, keepdims=True)
+    return (*new, absorb(gps[-1], at, model.layer_input(model.depth - 1, x, h), slope, curvature, delta))
+
+
+def site(
+    likelihood: AbstractLikelihood, mean: Float[Array, "1 Q"], variance: Float[Array, "1 Q"], datum: Datum
+) -> tuple[Float[Array, " Q"], Float[Array, " Q"]]:
+    """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
+
+    The second derivative follows from the first ones: ``d2/dm2 log Z = 2 d/dv log Z - (d/dm log Z)^2``. Where a
+    likelihood is not log-concave it may be positive; it is then taken as 0, for data never make a function less certain.
+    The slope of an outlier is cut; under Gaussian noise ``slope / sqrt(-curvature)`` is the standardised residual.
+    """
+
+    def log_z(mean: Float[Array, "1 Q"], variance: Float[Array, "1 Q"]) -> Float[Array, ""]:
+        return jnp.sum(jnp.where(datum.observed, likelihood.log_z(mean, variance, datum.y), 0.0))
+
+    slope, by_variance = jax.grad(log_z, (0, 1))(mean, variance)
+    curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)[0]
+    cut = _FARTHEST * jnp.sqrt(-curvature)
+    return jnp.where(curvature < 0.0, jnp.clip(slope[0], -cut, cut), slope[0]), curvature
+
+
+def change_of_noise(
+    weights: Float[Array, "1 S"], noise: Float[Array, "S W"], variance: Float[Array, " 1"]
+) -> tuple[Float[Array, " W"], Float[Array, " 1"]]:
+    """Slope and curvature that give a layer's noise its weighted moments; all outputs share the mean curvature."""
+    mean = weights @ noise
+    spread = jnp.mean(weights @ (noise - mean) ** 2)
+    # A weighted variance of few particles is too small on average; equal weights are to give exactly 1.
+    lost = jnp.minimum(jnp.sum(weights**2), 0.5)
+    spread = spread * (1.0 - 1.0 / max(len(noise), 2)) / (1.0 - lost)
+    step = jnp.clip(mean[0], -_FARTHEST_INNER, _FARTHEST_INNER)
+    return step / jnp.sqrt(variance), jnp.minimum(spread - 1.0, 0.0) / variance
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 def balanced_normal(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Array, "S W"]:
@@ -27,3 +206,23 @@ def systematic_resample(key: PRNGKeyArray, log_weights: Float[Array, " S"]) -> I
     edges = jnp.cumsum(jax.nn.softmax(log_weights))
     points = (jnp.arange(size, dtype=edges.dtype) + jax.random.uniform(key, (), edges.dtype)) / size
     return jnp.minimum(jnp.searchsorted(edges, points * edges[-1]), size - 1)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def project_layer(model: DeepGP, gps: tuple[OnlineGP, ...], level: int, x: Array, h: Array) -> Projection:
+    """What layer ``level`` says about h; one row of x serves all particles."""
+    if len(x) < len(h):
+        x = jnp.broadcast_to(x, (len(h), x.shape[1]))
+    return project(gps[level], model.layers[level], model.layer_input(level, x, h))
+
+
+def noise_between(layer: Layer) -> Float[Array, ""]:
+    """The variance of the white noise that the next layer sees."""
+    return jnp.zeros((), jnp.float64) if layer.noise is None else layer.noise.value
+
+
+def _split(e: Float[Array, "S W"], widths: list[int]) -> Noise:
+    edges = [sum(widths[:i]) for i in range(len(widths) + 1)]
+    return [e[:, a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]

@@ -22,30 +22,52 @@ block is learned; the function values at the active inputs count as given. Every
 the sparse online GP.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
+from fathomgp.inference._base import AbstractInference, AbstractInfo, AbstractPosterior, Phase
 from fathomgp.inference._layered import LayeredPosterior
-from fathomgp.inference._online import OnlineGP, Projection, absorb, conditionals, empty, forget, prior_at, project, refresh
-from fathomgp.inference._particles import balanced_normal, effective_sample_size, systematic_resample
-from fathomgp.inference.dsvi import shallow_start
-from fathomgp.likelihoods import AbstractLikelihood, Gaussian
+from fathomgp.inference._online import OnlineGP, conditionals, forget, refresh
+from fathomgp.inference._particles import (
+    Datum,
+    Paths,
+    draw_guided,
+    draw_noise,
+    effective_sample_size,
+    follow,
+    guide,
+    noise_between,
+    project_layer,
+    resample_and_move,
+    update_layers,
+)
+from fathomgp.inference._sequential_start import (
+    noise_is_one_number,
+    prior_at_inducing,
+    scale_inner_layers,
+    start_hyperparameters,
+    start_layers,
+)
 from fathomgp.linalg import check_factor
-from fathomgp.model import DeepGP, Layer
+from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, cast, partition
+from fathomgp.predictive import Mixture
 
 #: Rows between two computations of Q from its definition.
 _REFRESH = 128
-#: How far a moved particle goes: 0 stays, 1 forgets where it was.
-_MOVE = 0.5
+#: Particles are guided where the inner layers have at most so many outputs together: a guide costs their cube.
+_MAX_GUIDED_WIDTH = 64
+#: Rows of one compiled block of a stream.
+_STREAM_ROWS = 1024
 #: The two kinds of episode.
 _LEARN, _PASS = "learn", "pass"
 
@@ -57,20 +79,19 @@ class SequentialState(eqx.Module):
         model: hyperparameters; its inducing inputs only say where active sets begin.
         gps: one online GP a layer.
         seen: rows met in this episode, or by this stream.
-        grows: whether inputs may join the active sets.
         adam: the optimiser's state in episodes that learn hyperparameters, else ``None``.
     """
 
     model: DeepGP
     gps: tuple[OnlineGP, ...]
     seen: Int[Array, ""]
-    grows: Bool[Array, ""]
     adam: Any
 
 
 class SequentialInfo(AbstractInfo):
     """The figures of a block: ``objective`` is minus its mean log density before it was learned, ``particles`` the mean
-    effective number of particles, ``refused`` the number of rows that were not finite."""
+    effective number of particles, ``refused`` the number of rows that were not finite.
+    """
 
     objective: Float[Array, ""]
     ok: Bool[Array, ""]
@@ -87,21 +108,25 @@ class Sequential(AbstractInference):
         num_particles: S.
         episodes: passes over the data; hyperparameters are learned in all but the last.
         delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set.
-        active: ``"inducing"`` starts active sets at the model's inducing inputs; ``"empty"`` with nothing.
+        budget: N_AC, active inputs a layer; ``None`` takes the layers' numbers of inducing inputs.
+        active: ``"empty"`` starts episodes without active inputs; ``"inducing"`` at the model's inducing inputs.
         batch_size: rows a block: the compiled unit of a pass, and of hyperparameter learning.
         learning_rate: Adam's, of the hyperparameters.
         learning_particles: particles a row in the gradient of the hyperparameters.
         threshold: particles are resampled when fewer than this share of them is effective.
         forgetting: below 1, each row first moves the layers back to the prior by this factor: for streams that drift.
         shuffle: whether a pass takes the rows in random order.
-        shallow_start: whether hyperparameters start from a sparse GP fitted to a subset (Gaussian noise only).
+        shallow_start: whether hyperparameters start from a shallow sparse GP with Gaussian noise on a subset.
+        inner_scale: the inner kernels' variances start at this share of the recipe's: layers that scatter their
+            particles widely teach the next one little.
         test_samples: sample paths a prediction: components of the answer.
     """
 
     num_particles: int = eqx.field(static=True, default=100)
     episodes: int = eqx.field(static=True, default=2)
     delta: float = eqx.field(static=True, default=1e-6)
-    active: str = eqx.field(static=True, default="inducing")
+    budget: int | None = eqx.field(static=True, default=None)
+    active: str = eqx.field(static=True, default="empty")
     batch_size: int = eqx.field(static=True, default=64)
     learning_rate: float = eqx.field(static=True, default=0.03)
     learning_particles: int = eqx.field(static=True, default=10)
@@ -109,13 +134,14 @@ class Sequential(AbstractInference):
     forgetting: float = eqx.field(static=True, default=1.0)
     shuffle: bool = eqx.field(static=True, default=True)
     shallow_start: bool = eqx.field(static=True, default=True)
+    inner_scale: float = eqx.field(static=True, default=0.1)
     test_samples: int = eqx.field(static=True, default=100)
 
     def __check_init__(self):
         for name in ("num_particles", "episodes", "batch_size", "learning_particles", "test_samples"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
-        if self.active not in ("inducing", "empty", "kept", "on"):
+        if self.active not in ("inducing", "empty"):
             raise SettingError(f"active must be 'inducing' or 'empty', but it is {self.active!r}.")
         if not 0.0 < self.forgetting <= 1.0:
             raise SettingError(f"forgetting is a factor above 0 and at most 1, but it is {self.forgetting}.")
@@ -126,14 +152,14 @@ class Sequential(AbstractInference):
             )
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> SequentialState:
-        """Hyperparameters from the shallow start, layers that have seen nothing."""
-        if self.shallow_start and isinstance(model.likelihood, Gaussian) and model.layers[-1].z is not None:
-            model, _ = shallow_start(model, data, key=key)
-        model = cast(model, jnp.float64)
-        observed = data.subset(_SHARING_ROWS, seed=0)[2]
-        alike = bool((observed == observed[:, :1]).all())
-        gps = start_layers(model, shared=alike and noise_is_one_number(model.likelihood))
-        return SequentialState(model, gps, jnp.asarray(0, jnp.int32), jnp.asarray(True), None)
+        """Hyperparameters from a shallow GP, layers that have seen nothing."""
+        model = scale_inner_layers(cast(model, jnp.float64), self.inner_scale)
+        if self.shallow_start:
+            model = start_hyperparameters(model, data, key=key)
+        observed = data.everything().observed
+        alike = bool(jnp.all(observed == observed[:, :1]))
+        gps = start_layers(model, self.budget, shared=alike and noise_is_one_number(model.likelihood))
+        return SequentialState(model, gps, jnp.asarray(0, jnp.int32), None)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase an episode, one step a block; at most ``max_iter`` steps each."""
@@ -145,16 +171,12 @@ class Sequential(AbstractInference):
     def enter(
         self, phase: Phase, state: SequentialState, data: AbstractSource, *, key: PRNGKeyArray
     ) -> SequentialState:
-        """Back to the prior, at the active sets of the episode before."""
-        gps = state.gps
+        """Back to the prior: rows must not count twice."""
+        gps = jax.tree.map(jnp.zeros_like, state.gps)
         if self.active == "inducing":
-            gps = tuple(map(_at_inducing, gps, state.model.layers))
-        if self.active == "kept":
-            gps = tuple(prior_at(g, l, g.x, g.active) for g, l in zip(gps, state.model.layers))
-        if self.active == "empty":
-            gps = tuple(jax.tree.map(jnp.zeros_like, g) for g in gps)
+            gps = tuple(map(prior_at_inducing, gps, state.model.layers))
         adam = self._adam().init(partition(state.model)[0]) if phase.name == _LEARN else None
-        return SequentialState(state.model, gps, jnp.asarray(0, jnp.int32), state.grows, adam)
+        return SequentialState(state.model, gps, jnp.asarray(0, jnp.int32), adam)
 
     def step(
         self, phase: Phase, state: SequentialState, batch: Batch, *, key: PRNGKeyArray
@@ -162,7 +184,7 @@ class Sequential(AbstractInference):
         """Learn the rows of a block one after the other; in learning episodes, hyperparameters first."""
         batch = cast(batch, jnp.float64)
         # The last block of an episode runs into the next one's rows.
-        counts = (state.seen + jnp.arange(len(batch.x))).astype(batch.num_data.dtype) < batch.num_data
+        counts = (state.seen + jnp.arange(len(batch.x), dtype=jnp.int32)).astype(batch.num_data.dtype) < batch.num_data
         wanted = counts & (batch.weight > 0.0)
         if phase.name == _LEARN:
             state = self._learn_hyperparameters(state, batch, wanted, jax.random.fold_in(key, 1))
@@ -179,12 +201,13 @@ class Sequential(AbstractInference):
         """Rows that break a layer are left out already."""
         return state
 
-    def posterior(self, state: SequentialState, data: AbstractSource | None) -> LayeredPosterior:
-        """The layers as they stand, as a mixture over sample paths."""
-        posterior, reports = _posterior(state.model, state.gps, self.test_samples)
+    def posterior(self, state: SequentialState, data: AbstractSource | None) -> "SequentialPosterior":
+        """The layers as they stand."""
+        layered, reports = _layered(state, self.test_samples)
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s active inputs")
-        return posterior
+        kept = SequentialState(state.model, state.gps, state.seen, None)
+        return SequentialPosterior(state.model, layered, kept, self)
 
     def learn(
         self,
@@ -193,26 +216,28 @@ class Sequential(AbstractInference):
         wanted: Bool[Array, " B"],
         *,
         key: PRNGKeyArray,
+        predict: bool = False,
     ) -> tuple[SequentialState, "RowInfo"]:
         """Predict and then learn rows (x, y, observed) in their order: one compiled scan.
 
         A row with nothing observed, or with numbers that are not finite, is predicted but not learned. What row n does
-        depends on ``fold_in(key, n)`` with n counted from the start of the stream, not on where blocks begin.
+        depends on ``fold_in(key, n)`` with n counted from the start of the stream, not on where blocks begin. ``predict``
+        asks for the moments of y too.
         """
 
         def one(carry: Any, row: Any) -> tuple[Any, RowInfo]:
             gps, seen = carry
             x, y, observed, wanted = row
             gps = jax.lax.cond(seen % _REFRESH == 0, lambda g: refresh(g, state.model.layers), lambda g: g, gps)
-            datum = (x[None], jnp.where(observed, y, 0.0)[None], observed[None])
-            finite = jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(datum[1]))
+            datum = Datum(x[None], jnp.where(observed, y, 0.0)[None], observed[None])
+            finite = jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(datum.y))
             fine = wanted & finite & jnp.any(observed)
             row_key = jax.random.fold_in(key, seen)
-            gps, info = learn_datum(self, state.model, gps, datum, fine, state.grows, key=row_key)
+            gps, info = learn_datum(self, state, gps, datum, fine, key=row_key, predict=predict)
             return (gps, seen + jnp.where(wanted, 1, 0).astype(seen.dtype)), info
 
         (gps, seen), infos = jax.lax.scan(one, (state.gps, state.seen), (*rows, wanted))
-        return SequentialState(state.model, gps, seen, state.grows, state.adam), infos
+        return SequentialState(state.model, gps, seen, state.adam), infos
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
@@ -236,21 +261,78 @@ class Sequential(AbstractInference):
         good = all_finite((new, adam))
         new, adam = jax.tree.map(lambda a, b: jnp.where(good, a, b), (new, adam), (learned, state.adam))
         model = eqx.combine(new, constant)
-        return SequentialState(model, refresh(state.gps, model.layers), state.seen, state.grows, adam)
+        return SequentialState(model, refresh(state.gps, model.layers), state.seen, adam)
+
+
+class SequentialPosterior(AbstractPosterior):
+    """What the layers know, ready to predict and to learn more.
+
+    Attributes:
+        model: the fitted model.
+        layered: the layers' q(f): the active inputs play the part of inducing inputs.
+        state: what the next row needs.
+        algorithm: how it is learned.
+    """
+
+    model: DeepGP
+    layered: LayeredPosterior
+    state: SequentialState
+    algorithm: Sequential
+
+    @property
+    def num_samples(self) -> int:
+        """S of a prediction."""
+        return self.layered.num_samples
+
+    def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
+        """A component a sample path."""
+        return self.layered.predict_f(x, key=key, full_cov=full_cov)
+
+    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+        """Draws from the joint posterior of the rows of each call."""
+        return self.layered.sample_functions(key, n)
+
+    def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
+        """Joint draws of every layer."""
+        return self.layered.propagate(x, key=key)
+
+    def learn(
+        self,
+        x: Float[np.ndarray, "B D"],
+        y: Float[np.ndarray, "B P"],
+        observed: Bool[np.ndarray, "B P"],
+        *,
+        key: PRNGKeyArray,
+        predict: bool = False,
+    ) -> tuple["SequentialPosterior", "RowInfo"]:
+        """The posterior after more rows, and what was known of each before it was learned: on the host.
+
+        The cost of a row does not depend on what came before. Blocks of any length share few compiled programs.
+        """
+        state = self.state if observed.all() else _with_own_covariances(self.state)
+        infos = []
+        for start in range(0, len(x), _STREAM_ROWS):
+            rows = [part[start : start + _STREAM_ROWS] for part in (x, y, observed)]
+            count = len(rows[0])
+            size = 1 << (count - 1).bit_length()
+            padded = tuple(
+                jnp.asarray(np.concatenate([part, np.repeat(part[:1], size - count, axis=0)])) for part in rows
+            )
+            state, info = _learn_block(self.algorithm, state, padded, jnp.arange(size) < count, key, predict)
+            infos.append(jax.tree.map(lambda leaf, count=count: np.asarray(leaf)[:count], info))
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *infos)
+        return self.algorithm.posterior(state, None), joined
 
 
 # --- one datum --------------------------------------------------------------------------------------------------------
-
-#: Rows that are looked at to see whether outputs are missing.
-_SHARING_ROWS = 1 << 30
 
 
 class RowInfo(eqx.Module):
     """What a row was before it was learned.
 
     Attributes:
-        mean: of y.
-        variance: of y.
+        mean: of y; NaN where nobody asked for it.
+        variance: of y; likewise.
         log_density: of the y that was observed.
         particles: the effective number of them.
         learned: 1, or 0 for rows that were left out.
@@ -263,159 +345,64 @@ class RowInfo(eqx.Module):
     learned: Float[Array, "*rows"]
 
 
-class Paths(eqx.Module):
-    """Particles on their way through the layers.
-
-    Attributes:
-        noise: e of every inner layer.
-        hidden: h of every inner layer.
-        mean: of the last layer's function.
-        variance: of the last layer's function.
-        log_likelihood: log p(y | h_{L-1}).
-    """
-
-    noise: list[Float[Array, "S _"]]
-    hidden: list[Float[Array, "S _"]]
-    mean: Float[Array, "S Q"]
-    variance: Float[Array, "S Q"]
-    log_likelihood: Float[Array, " S"]
-
-
 def learn_datum(
-    inference: Sequential,
-    model: DeepGP,
+    algorithm: Sequential,
+    state: SequentialState,
     gps: tuple[OnlineGP, ...],
-    datum: tuple[Float[Array, "1 D"], Float[Array, "1 P"], Bool[Array, "1 P"]],
+    datum: Datum,
     fine: Bool[Array, ""],
-    grows: Bool[Array, ""],
     *,
     key: PRNGKeyArray,
+    predict: bool,
 ) -> tuple[tuple[OnlineGP, ...], RowInfo]:
     """Draw, weight, and update every layer; where not ``fine``, only predict."""
-    draw_key, move_key = jax.random.split(key)
-    noise = _draw(model, inference.num_particles, draw_key)
-    paths = follow(model, gps, datum, noise)
-    before = paths
-    particles = effective_sample_size(paths.log_likelihood)
-    paths, log_weights = resample(inference, model, gps, datum, paths, particles, move_key)
-    delta = jnp.where(grows, inference.delta, jnp.inf)
-    new = update_layers(model, gps, datum, paths, log_weights, delta)
-    if inference.forgetting < 1.0:
-        new = tuple(forget(gp, layer, inference.forgetting) for gp, layer in zip(new, model.layers, strict=True))
-    fine = fine & jnp.isfinite(jnp.sum(log_weights)) & all_finite([gp.weights for gp in new])
-    gps = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, gps)
-    mean, variance = _moments_of_y(model.likelihood, before)
-    density = jax.nn.logsumexp(before.log_likelihood) - jnp.log(float(len(before.log_likelihood)))
-    return gps, RowInfo(mean, variance, density, particles, jnp.where(fine, 1.0, 0.0))
-
-
-def follow(
-    model: DeepGP,
-    gps: tuple[OnlineGP, ...],
-    datum: tuple[Float[Array, "1 D"], Float[Array, "1 P"], Bool[Array, "1 P"]],
-    noise: list[Float[Array, "S _"]],
-) -> Paths:
-    """Particles with the given noise through all layers."""
-    x, y, observed = datum
-    size = len(noise[0]) if noise else 1
-    h, hidden = x, []
-    for level, e in enumerate(noise):
-        at = _project(model, gps, level, x, h)
-        h = at.mean + jnp.sqrt(at.variance + _noise_between(model.layers[level])) * e
-        hidden.append(h)
-    at = _project(model, gps, model.depth - 1, x, h)
-    variance = jnp.broadcast_to(at.variance, at.mean.shape)
-    figures = model.likelihood.log_z(at.mean, variance, jnp.broadcast_to(y, (size, y.shape[1])))
-    return Paths(noise, hidden, at.mean, variance, jnp.sum(jnp.where(observed, figures, 0.0), axis=1))
-
-
-def resample(
-    inference: Sequential,
-    model: DeepGP,
-    gps: tuple[OnlineGP, ...],
-    datum: tuple[Float[Array, "1 D"], Float[Array, "1 P"], Bool[Array, "1 P"]],
-    paths: Paths,
-    particles: Float[Array, ""],
-    key: PRNGKeyArray,
-) -> tuple[Paths, Float[Array, " S"]]:
-    """Particles and their log weights; resampled and moved when too few of them are effective."""
-    if model.depth == 1:
-        return paths, paths.log_likelihood
-    size = inference.num_particles
+    model, size = state.model, algorithm.num_particles
+    draw_key, move_key, predict_key = jax.random.split(key, 3)
+    paths, log_weights = weighted_paths(model, gps, datum, size, key=draw_key)
+    particles = effective_sample_size(log_weights)
+    density = jax.nn.logsumexp(log_weights) - jnp.log(float(len(log_weights)))
 
     def renew(paths: Paths) -> tuple[Paths, Float[Array, " S"]]:
-        pick_key, step_key, accept_key = jax.random.split(key, 3)
-        chosen = systematic_resample(pick_key, paths.log_likelihood)
-        old = jax.tree.map(lambda leaf: leaf[chosen], paths)
-        steps = _draw(model, size, step_key)
-        trial = [(1.0 - _MOVE**2) ** 0.5 * e + _MOVE * step for e, step in zip(old.noise, steps, strict=True)]
-        moved = follow(model, gps, datum, trial)
-        uniform = jax.random.uniform(accept_key, (size,), paths.log_likelihood.dtype)
-        accepted = jnp.log(uniform) < moved.log_likelihood - old.log_likelihood
+        return resample_and_move(model, gps, datum, paths, log_weights, move_key), jnp.zeros_like(log_weights)
 
-        def pick(a: Array, b: Array) -> Array:
-            return jnp.where(accepted.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-
-        return jax.tree.map(pick, moved, old), jnp.zeros_like(paths.log_likelihood)
-
-    return jax.lax.cond(
-        particles < inference.threshold * size, renew, lambda paths: (paths, paths.log_likelihood), paths
-    )
+    if model.depth > 1:
+        few = particles < algorithm.threshold * size
+        paths, log_weights = jax.lax.cond(few, renew, lambda paths: (paths, log_weights), paths)
+    new = update_layers(model, gps, datum, paths, log_weights, jnp.asarray(algorithm.delta))
+    if algorithm.forgetting < 1.0:
+        new = tuple(forget(gp, layer, algorithm.forgetting) for gp, layer in zip(new, model.layers, strict=True))
+    fine = fine & jnp.isfinite(density) & all_finite([gp.weights for gp in new])
+    gps_after = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, gps)
+    mean, variance = _moments_of_y(model, gps, datum, size, predict_key) if predict else _no_moments(datum)
+    return gps_after, RowInfo(mean, variance, density, particles, jnp.where(fine, 1.0, 0.0))
 
 
-def update_layers(
-    model: DeepGP,
-    gps: tuple[OnlineGP, ...],
-    datum: tuple[Float[Array, "1 D"], Float[Array, "1 P"], Bool[Array, "1 P"]],
-    paths: Paths,
-    log_weights: Float[Array, " S"],
-    delta: Float[Array, ""],
-) -> tuple[OnlineGP, ...]:
-    """Every layer learns at the weighted estimate of its input."""
-    x, y, observed = datum
-    weights = jax.nn.softmax(log_weights)[None, :]
-    h, new = x, []
-    for level, (noise, hidden) in enumerate(zip(paths.noise, paths.hidden, strict=True)):
-        at = _project(model, gps, level, x, h)
-        total = at.variance[0] + _noise_between(model.layers[level])
-        slope, curvature = _change_of_noise(weights, noise, total)
-        new.append(absorb(gps[level], at, model.layer_input(level, x, h), slope, curvature, delta))
-        h = weights @ hidden
-    at = _project(model, gps, model.depth - 1, x, h)
-    slope, curvature = site(model.likelihood, at, y, observed)
-    return (*new, absorb(gps[-1], at, model.layer_input(model.depth - 1, x, h), slope, curvature, delta))
+def weighted_paths(
+    model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum, size: int, *, key: PRNGKeyArray
+) -> tuple[Paths, Float[Array, " S"]]:
+    """Particles and their log weights, whose mean exponential estimates p(y | x): guided where that is affordable."""
+    width = sum(layer.width for layer in model.layers[:-1])
+    if not 0 < width <= _MAX_GUIDED_WIDTH:
+        paths = follow(model, gps, datum, draw_noise(model, size, key) if width else [])
+        return paths, paths.log_likelihood
+    noise, log_ratio = draw_guided(model, guide(model, gps, datum), size, key)
+    paths = follow(model, gps, datum, noise)
+    return paths, paths.log_likelihood + log_ratio
 
 
-def site(
-    likelihood: AbstractLikelihood, at: Projection, y: Float[Array, "1 P"], observed: Bool[Array, "1 P"]
-) -> tuple[Float[Array, " Q"], Float[Array, " R"]]:
-    """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
-
-    The second derivative follows from the first ones: ``d2/dm2 log Z = 2 d/dv log Z - (d/dm log Z)^2``.
-    """
-
-    def log_z(mean: Float[Array, "1 Q"], variance: Float[Array, "1 Q"]) -> Float[Array, ""]:
-        return jnp.sum(jnp.where(observed, likelihood.log_z(mean, variance, y), 0.0))
-
-    variance = jnp.broadcast_to(at.variance, at.mean.shape)
-    slope, by_variance = jax.grad(log_z, (0, 1))(at.mean, variance)
-    curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)[0]
-    shared = at.variance.shape[1] == 1
-    return slope[0], jnp.mean(curvature, keepdims=True) if shared else curvature
+def _moments_of_y(
+    model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum, size: int, key: PRNGKeyArray
+) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+    """Mean and total variance of y, from particles that know nothing of it."""
+    paths = follow(model, gps, datum, draw_noise(model, size, key) if model.depth > 1 else [])
+    means, variances = model.likelihood.predict_moments(paths.mean, paths.variance)
+    mean = jnp.mean(means, axis=0)
+    return mean, jnp.mean(variances, axis=0) + jnp.mean((means - mean[None]) ** 2, axis=0)
 
 
-def _change_of_noise(
-    weights: Float[Array, "1 S"], noise: Float[Array, "S W"], variance: Float[Array, " 1"]
-) -> tuple[Float[Array, " W"], Float[Array, " 1"]]:
-    """Slope and curvature that give the noise its weighted moments; all outputs share one curvature, their mean."""
-    mean = weights @ noise
-    spread = jnp.mean(weights @ (noise - mean) ** 2)
-    # A weighted variance of few particles is too small on average; equal weights are to give exactly 1.
-    size = len(noise)
-    lost = jnp.minimum(jnp.sum(weights**2), 0.5)
-    spread = spread * (1.0 - 1.0 / max(size, 2)) / (1.0 - lost)
-    curvature = jnp.minimum(spread - 1.0, 0.0) / variance
-    return mean[0] / jnp.sqrt(variance), curvature
+def _no_moments(datum: Datum) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
+    nothing = jnp.full(datum.y.shape[1], jnp.nan)
+    return nothing, nothing
 
 
 # --- hyperparameters --------------------------------------------------------------------------------------------------
@@ -436,70 +423,33 @@ def predictive_density(
     x, y, observed = (jnp.tile(part, (samples, 1)) for part in rows)
     h = x
     for level, layer in enumerate(model.layers[:-1]):
-        at = _project(model, gps, level, x, h)
+        at = project_layer(model, gps, level, x, h)
         e = jax.random.normal(jax.random.fold_in(key, level), at.mean.shape, at.mean.dtype)
-        h = at.mean + jnp.sqrt(at.variance + _noise_between(layer)) * e
-    at = _project(model, gps, model.depth - 1, x, h)
+        h = at.mean + jnp.sqrt(at.variance + noise_between(layer)) * e
+    at = project_layer(model, gps, model.depth - 1, x, h)
     figures = model.likelihood.log_z(at.mean, jnp.broadcast_to(at.variance, at.mean.shape), y)
     values = jnp.sum(jnp.where(observed, figures, 0.0), axis=1).reshape(samples, count)
     return jax.nn.logsumexp(values, axis=0) - jnp.log(float(samples))
 
 
-# --- starts -----------------------------------------------------------------------------------------------------------
-
-
-def start_layers(model: DeepGP, *, shared: bool) -> tuple[OnlineGP, ...]:
-    """Online GPs that have seen nothing, with the layers' numbers of inducing inputs as their budgets."""
-    gps = []
-    for level, layer in enumerate(model.layers):
-        if layer.z is None:
-            raise SettingError("method='sequential' keeps a budget of active inputs a layer: set num_inducing.")
-        inner = level < model.depth - 1
-        gps.append(empty(layer, layer.z.shape[1], layer.num_inducing, shared=inner or shared))
-    return tuple(gps)
-
-
-def noise_is_one_number(likelihood: AbstractLikelihood) -> bool:
-    """Whether every output of a row tells its function equally much."""
-    return isinstance(likelihood, Gaussian) and likelihood.variance.raw.size == 1
-
-
-@eqx.filter_jit
-def _at_inducing(gp: OnlineGP, layer: Layer) -> OnlineGP:
-    assert layer.z is not None
-    x = jnp.concatenate([layer.z.value, jnp.zeros_like(layer.z.value[:1])])
-    return prior_at(gp, layer, x, jnp.arange(len(x)) < layer.num_inducing)
-
-
-@eqx.filter_jit
-def _posterior(model: DeepGP, gps: tuple[OnlineGP, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
-    answers, reports = conditionals(gps, model.layers)
-    return LayeredPosterior(model, answers, num_samples), reports
-
-
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-def _project(model: DeepGP, gps: tuple[OnlineGP, ...], level: int, x: Array, h: Array) -> Projection:
-    if len(x) < len(h):
-        x = jnp.broadcast_to(x, (len(h), x.shape[1]))
-    return project(gps[level], model.layers[level], model.layer_input(level, x, h))
+@eqx.filter_jit
+def _layered(state: SequentialState, num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
+    answers, reports = conditionals(state.gps, state.model.layers)
+    return LayeredPosterior(state.model, answers, num_samples), reports
 
 
-def _draw(model: DeepGP, size: int, key: PRNGKeyArray) -> list[Float[Array, "S _"]]:
-    keys = [jax.random.fold_in(key, level) for level in range(model.depth - 1)]
-    return [
-        balanced_normal(one, (size, layer.width), jnp.float64)
-        for one, layer in zip(keys, model.layers[:-1], strict=True)
-    ]
+@eqx.filter_jit
+def _learn_block(
+    algorithm: Sequential, state: SequentialState, rows: Any, wanted: Array, key: PRNGKeyArray, predict: bool
+) -> tuple[SequentialState, RowInfo]:
+    return algorithm.learn(state, cast(rows, jnp.float64), wanted, key=key, predict=predict)
 
 
-def _noise_between(layer: Layer) -> Float[Array, ""]:
-    return jnp.zeros((), jnp.float64) if layer.noise is None else layer.noise.value
-
-
-def _moments_of_y(likelihood: AbstractLikelihood, paths: Paths) -> tuple[Float[Array, " P"], Float[Array, " P"]]:
-    """Mean and total variance of y over the particles, before they were weighted."""
-    means, variances = likelihood.predict_moments(paths.mean, paths.variance)
-    mean = jnp.mean(means, axis=0)
-    return mean, jnp.mean(variances, axis=0) + jnp.mean((means - mean[None]) ** 2, axis=0)
+def _with_own_covariances(state: SequentialState) -> SequentialState:
+    """A covariance for every output of the last layer, now that they no longer see the same points."""
+    last = state.gps[-1]
+    own = jnp.broadcast_to(last.covariance, (last.mean.shape[1], *last.covariance.shape[1:]))
+    return eqx.tree_at(lambda s: s.gps[-1].covariance, state, own)

@@ -1,0 +1,89 @@
+"""Where sequential inference starts: hyperparameters from a shallow GP, layers that have seen nothing."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from fathomgp.data import AbstractSource, ArraySource
+from fathomgp.errors import SettingError
+from fathomgp.inference._online import OnlineGP, empty, prior_at
+from fathomgp.inference.dsvi import shallow_start
+from fathomgp.inference.exact import gaussian_noise
+from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Gaussian, HeteroscedasticGaussian
+from fathomgp.means import Zero
+from fathomgp.model import DeepGP, Layer
+from fathomgp.parameters import Parameter, cast
+
+#: Rows of the shallow start.
+_START_ROWS = 2000
+
+
+def start_layers(model: DeepGP, budget: int | None = None, *, shared: bool) -> tuple[OnlineGP, ...]:
+    """Online GPs that have seen nothing. ``shared``: all outputs of the last layer will see the same points."""
+    gps = []
+    for level, layer in enumerate(model.layers):
+        if layer.z is None:
+            raise SettingError("method='sequential' keeps a budget of active inputs a layer: set num_inducing.")
+        inner = level < model.depth - 1
+        size = layer.num_inducing if budget is None else budget
+        gps.append(empty(layer, layer.z.shape[1], size, shared=inner or shared))
+    return tuple(gps)
+
+
+def noise_is_one_number(likelihood: AbstractLikelihood) -> bool:
+    """Whether every output of a row tells its function equally much."""
+    return isinstance(likelihood, Gaussian) and likelihood.variance.raw.size == 1
+
+
+def scale_inner_layers(model: DeepGP, share: float) -> DeepGP:
+    """The model with the variances of its inner kernels multiplied, where they have one."""
+
+    def scale(layer: Layer) -> Layer:
+        variance = getattr(layer.kernel, "variance", None)
+        if not isinstance(variance, Parameter) or variance.lower != 0.0:
+            return layer
+        return eqx.tree_at(lambda l: l.kernel.variance.raw, layer, variance.raw + jnp.log(share))
+
+    return DeepGP((*map(scale, model.layers[:-1]), model.layers[-1]), model.likelihood, model.skip_inputs)
+
+
+def start_hyperparameters(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DeepGP:
+    """The last layer's kernel and noise from a sparse GP on what the inner means make of a subset of the inputs.
+
+    Likelihoods other than the Gaussian borrow the kernel of one that is fitted to their targets: labels as plus and
+    minus 2, numbers as they are. The heteroscedastic one takes the fitted noise as its offset.
+    """
+    if isinstance(model.likelihood, Gaussian):
+        return shallow_start(model, data, key=key)[0]
+    likelihood, last = model.likelihood, model.layers[-1]
+    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+    targets = _as_numbers(likelihood, np.asarray(y))
+    observed = np.broadcast_to(observed[:, :1] if targets.shape[1] != y.shape[1] else observed, targets.shape)
+    stand_in = Layer(last.kernel, Zero(targets.shape[1]), last.z, targets.shape[1])
+    simple = DeepGP((*model.layers[:-1], stand_in), Gaussian(0.1), model.skip_inputs)
+    fitted, _ = shallow_start(cast(simple, jnp.float64), ArraySource(np.asarray(x), targets, observed), key=key)
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        offset = jnp.log(gaussian_noise(fitted, 1)[0])
+        likelihood = eqx.tree_at(lambda l: l.offset.raw, likelihood, jnp.broadcast_to(offset, likelihood.offset.shape))
+    layer = Layer(fitted.layers[-1].kernel, last.mean, fitted.layers[-1].z, last.width, last.noise)
+    return DeepGP((*model.layers[:-1], layer), likelihood, model.skip_inputs)
+
+
+def _as_numbers(likelihood: AbstractLikelihood, y: np.ndarray) -> np.ndarray:
+    """Targets that a GP with Gaussian noise can learn."""
+    if not isinstance(likelihood, AbstractClassLikelihood):
+        return np.log1p(y) if likelihood.target_kind == "count" else y
+    if likelihood.num_latents(1) == 1:
+        return 4.0 * y - 2.0
+    return np.where(y == np.arange(likelihood.num_classes)[None, :], 2.0, -2.0)
+
+
+@eqx.filter_jit
+def prior_at_inducing(gp: OnlineGP, layer: Layer) -> OnlineGP:
+    """The prior, with a layer's inducing inputs as its active set."""
+    assert layer.z is not None
+    free = jnp.zeros((len(gp.active) - layer.num_inducing, layer.z.shape[1]), jnp.float64)
+    x = jnp.concatenate([layer.z.value, free])
+    return prior_at(gp, layer, x, jnp.arange(len(x)) < layer.num_inducing)
