@@ -18,6 +18,7 @@ from fathomgp.kernels import (
     Periodic,
     Polynomial,
     RationalQuadratic,
+    Squashed,
     White,
     testing,
 )
@@ -46,6 +47,7 @@ KERNELS = {
     "neural-network": (NeuralNetwork(TWO, 0.4, 1.3), 2),
     "white": (White(0.3), 2),
     "constant": (Constant(0.3), 2),
+    "squashed": (Squashed(RBF(0.3, 1.7)), 2),
     "sum": (RBF(0.8) + Linear(TWO) + White(0.2), 2),
     "product": (RBF(0.8, active_dims=(0,)) * Matern32(1.2, active_dims=(1,)) * Constant(2.0), 2),
     "sum-of-products": (RBF(0.8) * (Linear() + Constant(0.5)) + White(0.2) * Constant(0.5), 2),

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fathomgp._version import __version__
-from fathomgp.cli import _bench, _data, _demo, _evaluate, _fit, _predict
+from fathomgp.cli import _bench, _data, _demo, _evaluate, _fit, _predict, _stream
 from fathomgp.cli._console import OneLineErrors
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command("fit")(_fit.fit)
 app.command("predict")(_predict.predict)
 app.command("evaluate")(_evaluate.evaluate)
+app.command("stream")(_stream.stream)
 app.command("demo")(_demo.demo)
 app.add_typer(_data.app, name="data")
 app.add_typer(_bench.app, name="bench")

@@ -75,7 +75,9 @@ def read_inputs(
     return values, table.names
 
 
-def read_targets(y: Any, *, missing: str = "error", kind: str = "real", num_rows: int | None = None) -> Targets:
+def read_targets(
+    y: Any, *, missing: str = "error", kind: str = "real", num_rows: int | None = None, more: bool = False
+) -> Targets:
     """The targets as a float64 array (N, P) with a mask of the measured entries.
 
     Whether the values suit a likelihood (whole counts, labels from 0) is for its ``check_targets`` to say.
@@ -85,6 +87,7 @@ def read_targets(y: Any, *, missing: str = "error", kind: str = "real", num_rows
         missing: "error" refuses NaN, "mask" takes it as not measured.
         kind: "real", "count" or "class": constant labels get no warning here.
         num_rows: the number of rows of X, to be matched.
+        more: whether these rows continue earlier ones: then a target may be constant, or missing throughout.
     """
     if missing not in ("error", "mask"):
         raise SettingError(f"missing must be 'error' or 'mask', but it is {missing!r}.")
@@ -97,7 +100,8 @@ def read_targets(y: Any, *, missing: str = "error", kind: str = "real", num_rows
     values = _as_numbers(table)
     observed = ~np.isnan(values) if missing == "mask" else np.ones(values.shape, bool)
     _check_finite(table, np.where(observed, values, 0.0), remedy="drop such rows, or pass missing='mask' for NaN")
-    _check_observed(table, values, observed, warn_constant=kind != "class")
+    if not more:
+        _check_observed(table, values, observed, warn_constant=kind != "class")
     return Targets(np.where(observed, values, 0.0), observed, table.is_vector, table.names)
 
 

@@ -5,25 +5,26 @@ from typing import Any
 import numpy as np
 from sklearn.base import ClassifierMixin
 
-from fathomgp.data import read_inputs, read_labels
+from fathomgp.data import Targets, read_inputs, read_labels
 from fathomgp.errors import SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
 from fathomgp.estimators._settings import METHODS, choose, find_method
+from fathomgp.estimators._streaming import LearnsOn
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Bernoulli, RobustMax, Softmax
 from fathomgp.precision import double_precision
 
 _NAMES = ("auto", "bernoulli", "robustmax", "softmax")
 
 
-class DeepGPClassifier(ClassifierMixin, _DeepGPEstimator):
+class DeepGPClassifier(ClassifierMixin, LearnsOn, _DeepGPEstimator):
     """Classification with honest probabilities: sparse or deep Gaussian processes behind one face.
 
     Two classes share one latent function, squashed by the probit; several have one each. Inputs are standardised
     inside. Labels may be text, whole numbers or booleans.
 
     Args:
-        method: how to fit: ``"dsvi"`` (stochastic variational inference), or an inference object such as
-            ``DSVI(steps=5000)``.
+        method: how to fit: ``"dsvi"`` (stochastic variational inference), ``"sequential"`` (row by row, goes on with
+            ``partial_fit``), or an inference object such as ``DSVI(steps=5000)``.
         depth: the number of GP layers; ``None`` is the method's own (2 for dsvi).
         num_inducing: inducing points a layer.
         hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
@@ -105,13 +106,21 @@ class DeepGPClassifier(ClassifierMixin, _DeepGPEstimator):
     @double_precision
     def fit(self, X: Any, y: Any) -> "DeepGPClassifier":
         """Fit to inputs (N, D) and labels (N,): arrays, lists, or pandas, polars and pyarrow tables."""
+        return self._first_block(X, y, None)
+
+    def _first_block(self, X: Any, y: Any, classes: Any) -> "DeepGPClassifier":
+        """Fit; ``classes`` may name labels that y does not have yet."""
         self._check_settings()
         self._check_method()
         inputs, _ = read_inputs(X, estimator=self, reset=True)
-        targets, classes = read_labels(y, missing=self.missing, num_rows=len(inputs))
+        known = None if classes is None else np.unique(np.asarray(classes))
+        targets, classes = read_labels(y, missing=self.missing, num_rows=len(inputs), classes=known)
         self._fit(inputs, targets, self._likelihood(len(classes)))
         self.classes_ = classes
         return self
+
+    def _read_more_targets(self, y: Any, num_rows: int) -> Targets:
+        return read_labels(y, missing=self.missing, num_rows=num_rows, classes=self.classes_)[0]
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable label of every row."""

@@ -5,21 +5,23 @@ from typing import Any
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 
-from fathomgp.data import read_inputs, read_targets
+from fathomgp.data import Targets, read_inputs, read_targets
 from fathomgp.errors import SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
+from fathomgp.estimators._streaming import LearnsOn
 from fathomgp.likelihoods import AbstractLikelihood, likelihood_from_name
 from fathomgp.precision import double_precision
 
 
-class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
+class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimator):
     """Regression with honest error bars: exact, sparse or deep Gaussian processes behind one face.
 
     Inputs and targets are standardised inside; every answer is in the units of ``y``.
 
     Args:
         method: how to fit: ``"exact"`` (all data, O(N^3)), ``"sgpr"`` (inducing points, O(N M^2)), ``"dsvi"`` (deep,
-            stochastic variational inference), or an inference object such as ``Exact(restarts=5)``.
+            stochastic variational inference), ``"sequential"`` (deep, row by row, goes on with ``partial_fit``), or an
+            inference object such as ``Exact(restarts=5)``.
         depth: the number of GP layers; ``None`` is the method's own (1 for exact and sgpr, 2 for dsvi).
         num_inducing: inducing points a layer, for the methods that use them.
         hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
@@ -105,6 +107,17 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, _DeepGPEstimator):
         targets = read_targets(y, missing=self.missing, kind=likelihood.target_kind, num_rows=len(inputs))
         likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
         return self._fit(inputs, targets, likelihood)
+
+    def _first_block(self, X: Any, y: Any, classes: Any) -> "DeepGPRegressor":
+        if classes is not None:
+            raise SettingError("classes is for labels, but this is a regressor: leave it out.")
+        return self.fit(X, y)
+
+    def _read_more_targets(self, y: Any, num_rows: int) -> Targets:
+        likelihood = self.posterior_.likelihood
+        targets = read_targets(y, missing=self.missing, kind=likelihood.target_kind, num_rows=num_rows, more=True)
+        likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
+        return targets
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """Means of y, with standard deviations or covariances between rows of y (noise included) if asked for."""

@@ -1,5 +1,6 @@
 """Particles through the layers of a deep GP, at one datum: draws, weights, and what each layer learns from them."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -157,7 +158,7 @@ def site(
     """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
 
     The second derivative follows from the first ones: ``d2/dm2 log Z = 2 d/dv log Z - (d/dm log Z)^2``. Where a
-    likelihood is not log-concave it may be positive; it is then taken as 0, for data never make a function less certain.
+    likelihood is not log-concave it may be positive; it is then taken as 0: data never make a function less certain.
     The slope of an outlier is cut; under Gaussian noise ``slope / sqrt(-curvature)`` is the standardised residual.
     """
 
@@ -225,4 +226,4 @@ def noise_between(layer: Layer) -> Float[Array, ""]:
 
 def _split(e: Float[Array, "S W"], widths: list[int]) -> Noise:
     edges = [sum(widths[:i]) for i in range(len(widths) + 1)]
-    return [e[:, a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [e[:, a:b] for a, b in itertools.pairwise(edges)]

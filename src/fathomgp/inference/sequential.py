@@ -4,13 +4,15 @@ At datum n, S particles run through the layers, each drawn from what its layer k
 
     h_l = m_l(h_{l-1}) + sqrt(v_l(h_{l-1})) e_l,    l < L,    e_l ~ N(0, I),
 
-and are weighted by what the last layer makes of them, w ~ p(y | h_{L-1}), its own value integrated out. Then every layer
-learns: layer l at the weighted estimate of its input, with the weighted moments of its noise e_l. The main text of the
-paper is not available; this is a reconstruction, with three choices that its supplement leaves open.
+and are weighted by what the last layer makes of them, w ~ p(y | h_{L-1}), its own value integrated out. Then every
+layer learns: layer l at the weighted estimate of its input, with the weighted moments of its noise e_l. The main text
+of the paper is not available; this is a reconstruction, with four choices that its supplement leaves open.
 
 * A layer learns from the change of its noise's moments. Before the datum they are 0 and 1, so a mean of e_l of c and a
   variance of s mean a slope c / sqrt(v) and a curvature (s - 1) / v of the log predictive density: a datum that says
-  nothing changes nothing. Learning the estimate of h_l as if it had been observed would count the prior again each time.
+  nothing changes nothing. To learn the estimate of h_l as if it had been observed would count the prior every time.
+* Particles are drawn where the datum will send them, from the Gaussian that the linearised layers give, and weighted
+  back to their prior: with many outputs, draws from the prior would all miss.
 * Where the effective number of particles falls below a share of S, they are resampled and moved by one step of a chain
   that leaves p(e | y) as it is (preconditioned Crank-Nicolson), so an outlier finds particles too.
 * The last layer's slope and curvature are derivatives of the likelihood's log Z: exact for Gaussian noise, moment
@@ -48,6 +50,7 @@ from fathomgp.inference._particles import (
     noise_between,
     project_layer,
     resample_and_move,
+    systematic_resample,
     update_layers,
 )
 from fathomgp.inference._sequential_start import (
@@ -68,6 +71,8 @@ _REFRESH = 128
 _MAX_GUIDED_WIDTH = 64
 #: Rows of one compiled block of a stream.
 _STREAM_ROWS = 1024
+#: Rows that are looked at to see whether outputs go missing separately.
+_MASK_ROWS = 1 << 20
 #: The two kinds of episode.
 _LEARN, _PASS = "learn", "pass"
 
@@ -89,8 +94,15 @@ class SequentialState(eqx.Module):
 
 
 class SequentialInfo(AbstractInfo):
-    """The figures of a block: ``objective`` is minus its mean log density before it was learned, ``particles`` the mean
-    effective number of particles, ``refused`` the number of rows that were not finite.
+    """The figures of a block.
+
+    Attributes:
+        objective: minus the mean log density of its rows, each before it was learned.
+        ok: whether all is finite.
+        done: never.
+        jitter: none is added.
+        particles: the mean effective number of particles.
+        refused: rows that were not learned, because they were not finite or nothing was observed.
     """
 
     objective: Float[Array, ""]
@@ -156,8 +168,8 @@ class Sequential(AbstractInference):
         model = scale_inner_layers(cast(model, jnp.float64), self.inner_scale)
         if self.shallow_start:
             model = start_hyperparameters(model, data, key=key)
-        observed = data.everything().observed
-        alike = bool(jnp.all(observed == observed[:, :1]))
+        observed = data.subset(_MASK_ROWS, seed=0)[2]
+        alike = bool((observed == observed[:, :1]).all())
         gps = start_layers(model, self.budget, shared=alike and noise_is_one_number(model.likelihood))
         return SequentialState(model, gps, jnp.asarray(0, jnp.int32), None)
 
@@ -190,8 +202,8 @@ class Sequential(AbstractInference):
             state = self._learn_hyperparameters(state, batch, wanted, jax.random.fold_in(key, 1))
         state, rows = self.learn(state, (batch.x, batch.y, batch.observed), wanted, key=key)
         count = jnp.maximum(jnp.sum(rows.learned), 1.0)
-        objective = -jnp.sum(rows.log_density * rows.learned) / count
-        particles = jnp.sum(rows.particles * rows.learned) / count
+        objective = -jnp.sum(jnp.where(rows.learned > 0.0, rows.log_density, 0.0)) / count
+        particles = jnp.sum(jnp.where(rows.learned > 0.0, rows.particles, 0.0)) / count
         refused = jnp.sum(jnp.where(wanted, 1.0, 0.0) - rows.learned)
         ok = jnp.isfinite(objective) & all_finite(state.gps)
         done = jnp.asarray(False)
@@ -221,14 +233,15 @@ class Sequential(AbstractInference):
         """Predict and then learn rows (x, y, observed) in their order: one compiled scan.
 
         A row with nothing observed, or with numbers that are not finite, is predicted but not learned. What row n does
-        depends on ``fold_in(key, n)`` with n counted from the start of the stream, not on where blocks begin. ``predict``
-        asks for the moments of y too.
+        depends on ``fold_in(key, n)`` with n counted from the start of the stream, not on where blocks begin.
+        ``predict`` asks for the moments of y too.
         """
 
         def one(carry: Any, row: Any) -> tuple[Any, RowInfo]:
             gps, seen = carry
             x, y, observed, wanted = row
-            gps = jax.lax.cond(seen % _REFRESH == 0, lambda g: refresh(g, state.model.layers), lambda g: g, gps)
+            due = wanted & (seen % _REFRESH == 0)
+            gps = jax.lax.cond(due, lambda gps: refresh(gps, state.model.layers), lambda gps: gps, gps)
             datum = Datum(x[None], jnp.where(observed, y, 0.0)[None], observed[None])
             finite = jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(datum.y))
             fine = wanted & finite & jnp.any(observed)
@@ -295,6 +308,21 @@ class SequentialPosterior(AbstractPosterior):
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Joint draws of every layer."""
         return self.layered.propagate(x, key=key)
+
+    def fill_in(
+        self,
+        x: Float[Array, "N D"],
+        y: Float[Array, "N P"],
+        observed: Bool[Array, "N P"],
+        *,
+        key: PRNGKeyArray,
+    ) -> Mixture:
+        """The latent functions at rows of which some outputs are known: what these say about the others.
+
+        The particles of a row are weighted by its own observed outputs and resampled, so components weigh the same.
+        """
+        size = self.algorithm.num_particles if self.model.depth > 1 else 1
+        return _fill_in(self.state, (x, y, observed), size, key)
 
     def learn(
         self,
@@ -439,6 +467,21 @@ def predictive_density(
 def _layered(state: SequentialState, num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     answers, reports = conditionals(state.gps, state.model.layers)
     return LayeredPosterior(state.model, answers, num_samples), reports
+
+
+@eqx.filter_jit
+def _fill_in(state: SequentialState, rows: tuple[Array, Array, Array], size: int, key: PRNGKeyArray) -> Mixture:
+    draw_key, pick_key = jax.random.split(key)
+
+    def one(row: tuple[Array, Array, Array]) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
+        x, y, observed = row
+        datum = Datum(x[None], jnp.where(observed, y, 0.0)[None], observed[None])
+        paths, log_weights = weighted_paths(state.model, state.gps, datum, size, key=draw_key)
+        chosen = systematic_resample(pick_key, log_weights)
+        return paths.mean[chosen], paths.variance[chosen]
+
+    means, variances = jax.lax.map(one, rows)
+    return Mixture(jnp.zeros(size), jnp.swapaxes(means, 0, 1), jnp.swapaxes(variances, 0, 1), None)
 
 
 @eqx.filter_jit

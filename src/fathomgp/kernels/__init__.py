@@ -25,6 +25,7 @@ from fathomgp.kernels._registry import KERNELS as KERNELS
 from fathomgp.kernels._registry import kernel_from_name as kernel_from_name
 from fathomgp.kernels._simple import Constant as Constant
 from fathomgp.kernels._simple import White as White
+from fathomgp.kernels._squashed import Squashed as Squashed
 from fathomgp.kernels._stationary import RBF as RBF
 from fathomgp.kernels._stationary import AbstractStationary as AbstractStationary
 from fathomgp.kernels._stationary import Matern12 as Matern12

@@ -21,3 +21,4 @@ from fathomgp.model._deep import Layer as Layer
 from fathomgp.model._recipes import RECIPES as RECIPES
 from fathomgp.model._recipes import Recipe as Recipe
 from fathomgp.model._recipes import build_model as build_model
+from fathomgp.model._recipes import kmeans_centres as kmeans_centres

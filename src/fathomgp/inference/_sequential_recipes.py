@@ -1,0 +1,132 @@
+"""The three uses of a sequential deep GP in Wang et al. (2016), as models that start well.
+
+Regression and classification start from :func:`fathomgp.model.build_model`. The two others start from a principal
+component analysis: inner functions from the scores, the last layer from the components, so that the untrained model is
+already the linear one and the layers learn what that misses.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, PRNGKeyArray
+
+from fathomgp.data import ArraySource
+from fathomgp.errors import SettingError
+from fathomgp.inference.dsvi import shallow_start
+from fathomgp.inference.exact import gaussian_noise
+from fathomgp.kernels import kernel_from_name
+from fathomgp.likelihoods import Gaussian, HeteroscedasticGaussian
+from fathomgp.means import AbstractMean, Linear, Zero, linear_map
+from fathomgp.model import DeepGP, Layer, kmeans_centres
+from fathomgp.parameters import positive, real
+
+#: Rounds in which missing outputs are filled in by the components found so far.
+_FILLING_ROUNDS = 20
+
+
+def dynamical_prior(
+    x: Float[np.ndarray, "N D"],
+    y: Float[np.ndarray, "N P"],
+    observed: Bool[np.ndarray, "N P"] | None = None,
+    *,
+    latent_dim: int,
+    num_inducing: int = 100,
+    kernel: str = "matern32",
+    heteroscedastic: bool = False,
+    key: PRNGKeyArray,
+) -> DeepGP:
+    """Few smooth functions of time (or place) behind many outputs: for series, and for outputs that go missing.
+
+    The first layer is fitted to the scores of the outputs' principal components, the second, whose mean are the
+    components themselves, to the outputs given the scores. Use ``Sequential(shallow_start=False, inner_scale=1)``, and
+    :meth:`SequentialPosterior.fill_in` for outputs that are missing in rows where others are known.
+
+    Args:
+        x: standardised inputs, time for instance.
+        y: standardised outputs, 0 where missing.
+        observed: which outputs were measured; all by default.
+        latent_dim: the number of inner functions.
+        num_inducing: the budget a layer.
+        kernel: of the first layer.
+        heteroscedastic: whether each output's noise varies.
+        key: of the subsets that hyperparameters start from.
+    """
+    observed = np.ones(y.shape, bool) if observed is None else observed
+    if not 1 <= latent_dim <= y.shape[1]:
+        raise SettingError(f"latent_dim must lie between 1 and the {y.shape[1]} outputs, but it is {latent_dim}.")
+    scores, components = principal_components(y, observed, latent_dim)
+    first = _fitted_layer(x, scores, np.ones(scores.shape, bool), kernel, Zero(latent_dim), num_inducing, key)
+    decoder = Linear(jnp.asarray(components))
+    last = _fitted_layer(scores, y, observed, "rbf", decoder, num_inducing, jax.random.fold_in(key, 1))
+    smooth = first.layers[0]
+    # What no smooth function of x explains of the scores is noise of each row's own.
+    noise = positive(gaussian_noise(first, 1)[0], name="layer noise")
+    layers = (Layer(smooth.kernel, smooth.mean, smooth.z, smooth.width, noise), last.layers[0])
+    if not heteroscedastic:
+        return DeepGP(layers, last.likelihood)
+    return with_heteroscedastic_noise(DeepGP(layers, last.likelihood))
+
+
+def reconstruction(
+    x: Float[np.ndarray, "N D"], *, latent_dim: int, num_inducing: int = 100, key: PRNGKeyArray
+) -> DeepGP:
+    """Inputs that are their own outputs through a narrow layer: for dimensionality reduction and denoising.
+
+    The inner layer's mean are the first principal components of ``x``, the last layer's leads back. Use it with
+    ``Sequential(shallow_start=False, inner_scale=1)``.
+    """
+    encoder = linear_map(x, latent_dim)
+    scores = np.asarray(encoder(jnp.asarray(x)))
+    decoder = Linear(encoder.weights.value.T)
+    last = _fitted_layer(scores, x, np.ones(x.shape, bool), "rbf", decoder, num_inducing, key)
+    rough = kernel_from_name("rbf", x.shape[1], lengthscale=float(np.sqrt(x.shape[1])), variance=0.01, ard=False)
+    first = Layer(rough, encoder, real(kmeans_centres(x, num_inducing)), latent_dim)
+    return DeepGP((first, last.layers[0]), last.likelihood)
+
+
+def with_heteroscedastic_noise(model: DeepGP) -> DeepGP:
+    """The model with noise that varies around the fitted one: its last layer gets a log noise an output."""
+    last, likelihood = model.layers[-1], model.likelihood
+    if not isinstance(likelihood, Gaussian):
+        raise SettingError(
+            f"Only Gaussian noise can be made to vary, but the likelihood is {type(likelihood).__name__}."
+        )
+    mean: AbstractMean = Zero(2 * last.width)
+    if isinstance(last.mean, Linear):
+        weights = last.mean.weights.value
+        mean = Linear(jnp.concatenate([weights, jnp.zeros_like(weights)], axis=1))
+    layer = Layer(last.kernel, mean, last.z, 2 * last.width, last.noise)
+    offset = jnp.log(jnp.broadcast_to(likelihood.variance.value, (last.width,)))
+    return DeepGP((*model.layers[:-1], layer), HeteroscedasticGaussian(offset), model.skip_inputs)
+
+
+def principal_components(
+    y: Float[np.ndarray, "N P"], observed: Bool[np.ndarray, "N P"], count: int
+) -> tuple[Float[np.ndarray, "N K"], Float[np.ndarray, "K P"]]:
+    """Scores of unit variance and components with ``scores @ components`` near ``y``; missing outputs are filled in.
+
+    Filling in and decomposing take turns, which is maximum likelihood with the noise neglected.
+    """
+    filled = np.where(observed, y, 0.0)
+    for _ in range(1 if observed.all() else _FILLING_ROUNDS):
+        U, S, V = np.linalg.svd(filled, full_matrices=False)
+        scores = U[:, :count] * np.sqrt(len(y))
+        components = (S[:count, None] / np.sqrt(len(y))) * V[:count]
+        filled = np.where(observed, y, scores @ components)
+    return scores, components
+
+
+def _fitted_layer(
+    x: np.ndarray,
+    y: np.ndarray,
+    observed: np.ndarray,
+    kernel: str,
+    mean: AbstractMean,
+    num_inducing: int,
+    key: PRNGKeyArray,
+) -> DeepGP:
+    """One layer with the hyperparameters of a sparse GP on these rows."""
+    start = kernel_from_name(kernel, x.shape[1], lengthscale=float(np.sqrt(x.shape[1])))
+    z = real(kmeans_centres(x, min(num_inducing, len(x))))
+    layer = Layer(start, mean, z, y.shape[1])
+    return shallow_start(DeepGP((layer,), Gaussian(0.1)), ArraySource(x, y, observed), key=key)[0]
