@@ -1,8 +1,8 @@
 """The experiments of Wang et al. (2016, supplement), run again: ``python benchmarks/sequential.py NAME [--out DIR]``.
 
-Names: small, motorcycle, jura, parkinsons, flat, missing, sweeps, frey, mnist. Each prints what was measured and writes it,
-with its pictures, to the directory; what was published stands in its docstring. The paper's MNLP is -2 times the mean log
-density of an output, and so is the one printed here. Training times include compilation.
+Names: small, motorcycle, jura, parkinsons, flat, missing, sweeps, frey, mnist. Each prints what was measured and
+writes it, with its pictures, to the directory; what was published stands in its docstring. The paper's MNLP is -2 times
+the mean log density of an output, and so is the one printed here. Training times include compilation.
 """
 
 import argparse
