@@ -23,11 +23,11 @@ from fathomgp.inference._stride_top import JITTER, Top, bound, condition_top, lo
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian, Poisson
 from fathomgp.linalg import death_scores, pivoted_cholesky, sparse_bound
-from fathomgp.model import Recipe, build_model
+from fathomgp.model import Conditional, Recipe, build_model, moments
 
 ARCHITECTURES = ("composition", "convolution", "injective")
 #: Draws of importance sampling; FATHOMGP_TEST_DRAWS=1000000 for the long form.
-DRAWS = int(os.environ.get("FATHOMGP_TEST_DRAWS", "200000"))
+DRAWS = int(os.environ.get("FATHOMGP_TEST_DRAWS", "100000"))
 COLLAPSED = Top("collapsed", shared=True)
 
 
@@ -124,10 +124,9 @@ def test_candidates_are_real_distinct_and_new(key):
     assert sorted(drawn) == sorted(set(range(20)) - {3, 7, 11})
 
 
-@pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_anchors_make_all_kinds_one(architecture, depth, rng):
-    model, batch = problem(rng, rows=16, architecture=architecture, depth=depth)
+def test_all_anchors_make_all_kinds_one(architecture, rng):
+    model, batch = problem(rng, rows=16, architecture=architecture, depth=3)
     anchors = rng.permutation(16)
     hidden, white, values, inputs = particles(model, batch, rng, 3)
     for kind in ("aca", "sparse"):
@@ -187,7 +186,7 @@ def function_moments(six, white):
 
 
 def test_samplers_agree_with_importance_sampling(six, rng, key):
-    """E[f] and E[f^2] at six data points: draws of the prior, weighted, against 2,000 chains of each sampler."""
+    """E[f] and E[f^2] at six data points: draws of the prior, weighted, against 1,500 chains of each sampler."""
     evaluate = eqx.filter_jit(lambda w: (phi(six, w), *function_moments(six, w)))
     blocks = [evaluate(jnp.asarray(rng.normal(size=(50_000, 6)))) for _ in range(DRAWS // 50_000)]
     log_weight, *moments = (np.concatenate([np.asarray(block[i]) for block in blocks]) for i in range(3))
@@ -195,7 +194,7 @@ def test_samplers_agree_with_importance_sampling(six, rng, key):
     weight /= weight.sum()
     truth = [weight @ moment for moment in moments]
     errors = [np.sqrt((weight**2) @ (moment - mean) ** 2) for moment, mean in zip(moments, truth, strict=True)]
-    start, sizes = jnp.asarray(rng.normal(size=(2000, 6))), {"pcn": 0.6, "slice": 0.5, "mala": 0.5}
+    start, sizes = jnp.asarray(rng.normal(size=(1500, 6))), {"pcn": 0.6, "slice": 0.5, "mala": 0.5}
     for name, sampler in SAMPLERS.items():
 
         @eqx.filter_jit
@@ -205,7 +204,7 @@ def test_samplers_agree_with_importance_sampling(six, rng, key):
             def move(now, i):
                 return sampler.move(target, now, size, key=jax.random.fold_in(key, i))[0], None
 
-            return jax.lax.scan(move, sampler.begin(target, white), jnp.arange(80))[0]
+            return jax.lax.scan(move, sampler.begin(target, white), jnp.arange(60))[0]
 
         chains = run(start, jnp.asarray(sizes[name]))
         for ours, mean, error in zip(function_moments(six, chains.white), truth, errors, strict=True):
@@ -264,8 +263,7 @@ def curve():
     ("architecture", "settings", "depth"),
     [
         ("composition", {}, 2),
-        ("convolution", {"hidden": "exact", "sampler": "slice", "standard": True}, 2),
-        ("injective", {"hidden": "sparse", "sampler": "mala"}, 3),
+        ("injective", {"hidden": "sparse", "sampler": "slice"}, 3),
     ],
 )
 def test_every_road_fits_and_answers(curve, architecture, settings, depth, tmp_path):
@@ -285,16 +283,39 @@ def test_every_road_fits_and_answers(curve, architecture, settings, depth, tmp_p
     assert model.posterior_.trace.log_likelihood.shape[0] == 6
 
 
-def test_several_outputs_missing_values_and_the_papers_prior(rng, key):
-    x = rng.uniform(-2, 2, size=(40, 2))
+def test_several_outputs_missing_values_repeated_rows_and_the_papers_prior(rng):
+    x = np.repeat(rng.uniform(-2, 2, size=(20, 2)), 2, axis=0)
     y = np.stack([np.sin(2 * x[:, 0]), x[:, 1]], axis=1) + 0.05 * rng.normal(size=(40, 2))
     y[3, 0] = np.nan
-    method = STRIDE(**SMALL)
-    model = DeepGPRegressor(method, num_inducing=15, missing="mask", recipe="latz2025", random_state=0).fit(x, y)
+    method = STRIDE(**(SMALL | {"hyper_steps": 0}))
+    model = DeepGPRegressor(method, num_inducing=100, missing="mask", recipe="latz2025", random_state=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y)
+    assert any("num_inducing is 100 but there are 40 rows: 40 are used" in str(w.message) for w in caught)
     predicted = model.predict(x)
     assert predicted.shape == (40, 2)
     assert np.nanmean((predicted - y) ** 2) < 0.3
-    assert np.isfinite(predicted).all()
+
+
+def test_the_exact_evidence_is_that_of_all_rows_as_inducing_points(rng):
+    model, batch = problem(rng, rows=16, architecture="convolution")
+    _, white, _, inputs = particles(model, batch, rng, 3)
+    every = jnp.arange(16)
+    standard, collapsed = Top("standard", True), COLLAPSED
+    exact = log_likelihood(model, standard, batch, inputs, every, white[:, :0])
+    assert np.allclose(exact, log_likelihood(model, collapsed, batch, inputs, every, white[:, :0]), atol=1e-3)
+    for h, value in zip(inputs, exact, strict=True):
+        K = np.asarray(model.layers[-1].kernel(h)) + 0.1 * np.eye(16)
+        assert float(value) == pytest.approx(
+            stats.multivariate_normal(cov=K).logpdf(np.asarray(batch.y)[:, 0]), abs=1e-8
+        )
+    one, two = (condition_top(model, top, batch, inputs, every, white[:, :0])[0] for top in (standard, collapsed))
+    new = jnp.asarray(rng.normal(size=(5, 2)))
+    for i in range(3):
+        a, b = (moments(model.layers[-1], Conditional(t.z[i], t.mean[i], t.maps[i]), new) for t in (one, two))
+        assert np.allclose(a[0], b[0], atol=1e-3)
+        assert np.allclose(a[1], b[1], atol=1e-3)
 
 
 def test_other_likelihoods_sample_the_last_layer_too(rng, key):
@@ -308,16 +329,6 @@ def test_other_likelihoods_sample_the_last_layer_too(rng, key):
     assert np.mean(objective[-10:]) < objective[0]
     density = result.posterior.predict_y(jnp.asarray(x), key=key).log_density(targets(x))
     assert np.all(np.isfinite(density))
-
-
-def test_repeated_inputs_and_too_many_inducing_points(rng):
-    x = np.repeat(rng.uniform(size=(10, 1)), 3, axis=0)
-    y = np.sin(6 * x[:, 0]) + 0.1 * rng.normal(size=30)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model = DeepGPRegressor(STRIDE(**SMALL), num_inducing=100, random_state=0).fit(x, y)
-    assert any("num_inducing is 100 but there are 30 rows: 30 are used" in str(w.message) for w in caught)
-    assert np.mean((model.predict(x) - y) ** 2) < np.var(y)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 from fathomgp.data import Batch
 from fathomgp.inference.exact import gaussian_noise
 from fathomgp.linalg import (
-    GramSums,
     JitterReport,
-    gram_evidence,
+    WhitenedSums,
+    evidence_from_sums,
     inverse_lower,
     logdet_lower,
     product,
@@ -25,8 +25,8 @@ from fathomgp.model import DeepGP, Layer
 
 KINDS = ("collapsed", "sampled", "standard")
 
-#: What is added to the diagonal of K_mm, as a share of its mean: sums of M x M products are that exact (float64).
-JITTER = 1e-7
+#: What is added to the diagonal of K_mm, as a share of its mean.
+JITTER = 1e-8
 #: Entries of all particles' K_mn that are formed at a time.
 _ENTRIES = 1 << 22
 
@@ -45,6 +45,13 @@ class Top(eqx.Module):
     def num_white(self, model: DeepGP, num_inducing: int) -> int:
         """The number of white variables of the last layer."""
         return num_inducing * model.layers[-1].width if self.kind == "sampled" else 0
+
+
+class Whitening(eqx.Module):
+    """Lz^-1 of every particle, and what the factorisations had to say."""
+
+    inverse: Float[Array, "S M M"]
+    report: JitterReport
 
 
 class Conditioned(eqx.Module):
@@ -74,25 +81,30 @@ def log_likelihood(
         return _exact_evidence(model, batch, inputs)
     if top.kind == "sampled":
         return _sampled(model, batch, inputs, inducing, white)
-    return gram_evidence(sums(model, top, batch, inputs, inducing), _noise(model, top, batch), jitter=JITTER)[0]
+    return evidence_from_sums(sums(model, top, batch, inputs, inducing)[0], _noise(model, top, batch))[0]
 
 
 def bound(
     model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]
 ) -> Float[Array, " S"]:
     """F_V of every particle, all three terms: what the M step maximises."""
-    return gram_evidence(sums(model, top, batch, inputs, inducing), _noise(model, top, batch), jitter=JITTER)[1]
+    return evidence_from_sums(sums(model, top, batch, inputs, inducing)[0], _noise(model, top, batch))[1]
 
 
-def sums(model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]) -> GramSums:
-    """K_mn K_nm and its companions, in blocks of particles so that memory stays O(N M)."""
-    groups = _groups(top, batch)
-    block = max(1, min(len(inputs), _ENTRIES // (len(inducing) * inputs.shape[1])))
+def sums(
+    model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]
+) -> tuple[WhitenedSums, Whitening]:
+    """V V^T and its companions, in blocks of particles so that memory stays O(N M); and the factors of K_mm."""
+    groups, layer = _groups(top, batch), model.layers[-1]
+    z = jnp.take(inputs, inducing, axis=1)
+    factor = safe_cholesky(jax.vmap(layer.kernel.gram)(z), jitter=JITTER)
+    inverse = inverse_lower(factor.lower)
 
-    def one(h: Float[Array, "N F"]) -> GramSums:
-        return _sums(model.layers[-1], batch, groups, h, jnp.take(h, inducing, axis=0))
+    def one(parts: tuple[Array, Array, Array]) -> WhitenedSums:
+        return _sums(layer, batch, groups, *parts)
 
-    return jax.vmap(one)(inputs) if block == len(inputs) else jax.lax.map(one, inputs, batch_size=block)
+    found = jax.lax.map(one, (inputs, z, inverse), batch_size=_block(inputs, inducing))
+    return found, Whitening(inverse, factor.report)
 
 
 def condition_top(
@@ -107,21 +119,17 @@ def condition_top(
     if top.kind == "standard":
         return _condition_exactly(model, batch, inputs)
     z = jnp.take(inputs, inducing, axis=1)
-    layer = model.layers[-1]
-    factor = safe_cholesky(jax.vmap(layer.kernel.gram)(z), jitter=JITTER)
-    inverse = inverse_lower(factor.lower)
+    data, whitening = sums(model, top, batch, inputs, inducing)
+    inverse = whitening.inverse
     if top.kind == "sampled":
-        return Conditioned(z, _top_white(model, white, len(inducing)), inverse[:, None]), factor.report
-    data, noise = sums(model, top, batch, inputs, inducing), _noise(model, top, batch)
-    scale = noise[None, :, None, None]
-    gram = inverse[:, None] @ data.gram @ jnp.swapaxes(inverse, 1, 2)[:, None] / scale
-    B = jnp.eye(len(inducing), dtype=noise.dtype)[None, None] + gram
+        return Conditioned(z, _top_white(model, white, len(inducing)), inverse[:, None]), whitening.report
+    scale = _noise(model, top, batch)[None, :, None, None]
+    B = jnp.eye(len(inducing), dtype=scale.dtype)[None, None] + data.gram / scale
     root = inverse_lower(safe_cholesky(B, jitter=0.0).lower)
-    c = inverse[:, None] @ data.cross / scale
-    mean = jnp.swapaxes(root, 2, 3) @ (root @ c)
+    mean = jnp.swapaxes(root, 2, 3) @ (root @ (data.cross / scale))
     flat = jnp.moveaxis(mean, 1, 2).reshape(len(inputs), len(inducing), -1)
     maps = jnp.concatenate([inverse[:, None], root @ inverse[:, None]], axis=1)
-    return Conditioned(z, flat, maps), factor.report
+    return Conditioned(z, flat, maps), whitening.report
 
 
 def members(top: Top, batch: Batch) -> Float[Array, " N"]:
@@ -137,6 +145,12 @@ def residuals(model: DeepGP, batch: Batch, h: Float[Array, "N F"]) -> Float[Arra
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
+def _block(inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]) -> int:
+    """Particles at a time: a divisor of S, so that one program serves all blocks."""
+    most = max(1, _ENTRIES // (len(inducing) * inputs.shape[1]))
+    return max(size for size in range(1, len(inputs) + 1) if len(inputs) % size == 0 and size <= most)
+
+
 def _noise(model: DeepGP, top: Top, batch: Batch) -> Float[Array, " G"]:
     noise = gaussian_noise(model, batch.y.shape[1])
     return noise[:1] if top.shared else noise
@@ -147,24 +161,27 @@ def _groups(top: Top, batch: Batch) -> Bool[Array, "G N"]:
 
 
 def _sums(
-    layer: Layer, batch: Batch, groups: Bool[Array, "G N"], h: Float[Array, "N F"], z: Float[Array, "M F"]
-) -> GramSums:
+    layer: Layer,
+    batch: Batch,
+    groups: Bool[Array, "G N"],
+    h: Float[Array, "N F"],
+    z: Float[Array, "M F"],
+    inverse: Float[Array, "M M"],
+) -> WhitenedSums:
     """One particle's sums. Gram and cross products share one matrix product a group."""
     # The barrier keeps XLA from evaluating the kernel once for every use.
-    K = jax.lax.optimization_barrier(layer.kernel(z, h))
+    V = product(inverse, jax.lax.optimization_barrier(layer.kernel(z, h)))
     residual = jnp.where(batch.observed, batch.y - layer.mean(h), 0.0)
-    member = jnp.where(groups, jnp.ones((), K.dtype), 0.0)
+    member = jnp.where(groups, jnp.ones((), V.dtype), 0.0)
     columns = residual[None] if len(groups) == 1 else residual.T[:, :, None]
-    width = columns.shape[2]
 
     def one(member: Float[Array, " N"], columns: Float[Array, "N R"]) -> Float[Array, "M _"]:
-        return product(K, jnp.concatenate([K.T * member[:, None], columns], axis=1))
+        return product(V, jnp.concatenate([V.T * member[:, None], columns], axis=1))
 
     both = jnp.stack([one(*pair) for pair in zip(member, columns, strict=True)])
-    return GramSums(
-        Kmm=layer.kernel(z),
+    return WhitenedSums(
         gram=both[:, :, : len(z)],
-        cross=both[:, :, len(z) : len(z) + width],
+        cross=both[:, :, len(z) :],
         square=jnp.sum(columns**2, axis=(1, 2)),
         prior=member @ layer.kernel.diagonal(h),
         count=jnp.sum(member, axis=1),
@@ -190,8 +207,7 @@ def _sampled(
         f = layer.kernel(h, z) @ weights + layer.mean(h)
         return jnp.sum(jnp.where(batch.observed, model.likelihood.log_prob(f, batch.y), 0.0))
 
-    block = max(1, min(len(inputs), _ENTRIES // (len(inducing) * inputs.shape[1])))
-    return jax.lax.map(one, (inputs, z, weights), batch_size=block)
+    return jax.lax.map(one, (inputs, z, weights), batch_size=_block(inputs, inducing))
 
 
 def _covariances(

@@ -127,7 +127,7 @@ class STRIDE(AbstractInference):
             the model's own hyperparameters.
     """
 
-    particles: int = eqx.field(static=True, default=50)
+    particles: int = eqx.field(static=True, default=25)
     rounds: int = eqx.field(static=True, default=10)
     moves: int = eqx.field(static=True, default=200)
     exchanges: int = eqx.field(static=True, default=5)
@@ -508,6 +508,7 @@ def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDE
         inducing=x[state.inducing],
         trace=_ordered(state),
         interpolated=interpolated,
+        low_rank=hidden.kind != "exact",
         num_samples=method.particles,
     ), report
 

@@ -13,9 +13,9 @@ from fathomgp.linalg._cholesky import safe_cholesky as safe_cholesky
 from fathomgp.linalg._inverse import gram_of_lower as gram_of_lower
 from fathomgp.linalg._inverse import inverse_lower as inverse_lower
 from fathomgp.linalg._inverse import logdet_lower as logdet_lower
-from fathomgp.linalg._lowrank import GramSums as GramSums
 from fathomgp.linalg._lowrank import LowRankPlusDiagonal as LowRankPlusDiagonal
-from fathomgp.linalg._lowrank import gram_evidence as gram_evidence
+from fathomgp.linalg._lowrank import WhitenedSums as WhitenedSums
+from fathomgp.linalg._lowrank import evidence_from_sums as evidence_from_sums
 from fathomgp.linalg._lowrank import low_rank_plus_diagonal as low_rank_plus_diagonal
 from fathomgp.linalg._lowrank import sparse_evidence as sparse_evidence
 from fathomgp.linalg._marginal import gaussian_log_marginal as gaussian_log_marginal

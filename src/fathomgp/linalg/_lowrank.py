@@ -82,19 +82,17 @@ def log_density(covariance: LowRankPlusDiagonal, Y: Float[Array, "N P"]) -> Floa
     return -0.5 * jnp.sum(covariance.quadratic_form(Y) + covariance.log_determinant() + constant)
 
 
-class GramSums(eqx.Module):
-    """All that a sparse evidence needs to know of the data, for F groups of R outputs each.
+class WhitenedSums(eqx.Module):
+    """All that a sparse evidence needs to know of the data, for F groups of R outputs each, with ``V = Lz^-1 K_mn``.
 
     Attributes:
-        Kmm: the prior covariance of the inducing values.
-        gram: ``K_mn K_nm`` over the rows of each group.
-        cross: ``K_mn Y``.
+        gram: ``V V^T`` over the rows of each group.
+        cross: ``V Y``.
         square: ``|Y|^2``, summed over the group's outputs.
         prior: ``tr K_nn`` over the rows of each group.
         count: the number of rows.
     """
 
-    Kmm: Float[Array, "*batch M M"]
     gram: Float[Array, "*batch F M M"]
     cross: Float[Array, "*batch F M R"]
     square: Float[Array, "*batch F"]
@@ -102,32 +100,28 @@ class GramSums(eqx.Module):
     count: Float[Array, "*batch F"]
 
 
-def gram_evidence(
-    sums: GramSums, noise_variance: Float[Array, " F"], *, jitter: float
+def evidence_from_sums(
+    sums: WhitenedSums, noise_variance: Float[Array, " F"]
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """The sparse evidence and the collapsed bound from M x M sums alone: the form for many evaluations.
+    """The sparse evidence and the collapsed bound from M x M sums alone: the form for many evaluations at once.
 
-    With K = K_mm + jitter, A = K + K_mn K_nm / s2 and a = K_mn Y, summed over groups,
+    With B = I + V V^T / s2, summed over groups,
 
-        evidence = -1/2 [N R log(2 pi s2) + R log |A| - R log |K| + |Y|^2 / s2 - a^T A^-1 a / s2^2]
-        bound = evidence - R / (2 s2) (tr K_nn - tr K^-1 K_mn K_nm)
+        evidence = -1/2 [N R log(2 pi s2) + R log |B| + |Y|^2 / s2 - |L_B^-1 V Y|^2 / s2^2]
+        bound = evidence - R / (2 s2) (tr K_nn - tr V V^T)
 
-    All matrices of all batch entries are factorised in one call. Rounding in the sums is seen through A^-1, so
-    ``jitter``, a share of the mean of the diagonal of K_mm, should not be below 1e-8 in float64. NaN where a matrix has
+    All matrices of all batch entries are factorised in one call. K_mn K_nm in the place of V V^T would save a product,
+    but then rounding is seen through K_mm^-1, and there is no factor where the noise is small. NaN where a matrix has
     no factor: a sampler rejects there.
     """
-    size, outputs = sums.Kmm.shape[-1], sums.cross.shape[-1]
-    amount = jitter * jnp.mean(jnp.diagonal(sums.Kmm, axis1=-2, axis2=-1), axis=-1)
-    identity = jnp.broadcast_to(jnp.eye(size, dtype=amount.dtype), sums.Kmm.shape)
-    K = (sums.Kmm + amount[..., None, None] * identity)[..., None, :, :]
+    size, outputs = sums.gram.shape[-1], sums.cross.shape[-1]
     s2 = jnp.broadcast_to(noise_variance, sums.square.shape)
-    both = jnp.concatenate([K, K + sums.gram / s2[..., None, None]], axis=-3)
-    lower = lax.linalg.cholesky(lax.stop_gradient(both), symmetrize_input=False)
-    inverse = inverse_lower(differentiable_lower(both, lower))
-    half_log = -jnp.sum(jnp.log(jnp.diagonal(inverse, axis1=-2, axis2=-1)), axis=-1)
-    fit = jnp.sum((inverse[..., 1:, :, :] @ sums.cross) ** 2, axis=(-2, -1)) / s2
-    explained = jnp.sum((inverse[..., :1, :, :] @ sums.gram) * inverse[..., :1, :, :], axis=(-2, -1))
-    constant = outputs * sums.count * jnp.log(2.0 * math.pi * s2)
-    slack = 2.0 * outputs * (half_log[..., 1:] - half_log[..., :1])
-    evidence = -0.5 * jnp.sum(constant + slack + (sums.square - fit) / s2, axis=-1)
-    return evidence, evidence - 0.5 * jnp.sum(outputs * (sums.prior - explained) / s2, axis=-1)
+    identity = jnp.broadcast_to(jnp.eye(size, dtype=s2.dtype), sums.gram.shape)
+    B = identity + sums.gram / s2[..., None, None]
+    lower = lax.linalg.cholesky(lax.stop_gradient(B), symmetrize_input=False)
+    lower = differentiable_lower(B, lower)
+    fit = jnp.sum((inverse_lower(lower) @ sums.cross) ** 2, axis=(-2, -1)) / s2
+    constant = outputs * (sums.count * jnp.log(2.0 * math.pi * s2) + logdet_lower(lower))
+    evidence = -0.5 * jnp.sum(constant + (sums.square - fit) / s2, axis=-1)
+    unexplained = sums.prior - jnp.trace(sums.gram, axis1=-2, axis2=-1)
+    return evidence, evidence - 0.5 * jnp.sum(outputs * unexplained / s2, axis=-1)
