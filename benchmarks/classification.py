@@ -89,7 +89,9 @@ def report(datasets, splits, results):
         }
         difference = means["loglik"][0] - means["loglik"][1]
         accuracy, seconds = ("{:.3f} / {:.3f}".format(*means["accuracy"]), "{:.1f} / {:.1f}".format(*means["seconds"]))
-        columns = f"{means['loglik'][0]:9.3f} {means['loglik'][1]:9.3f} {difference:+10.3f} {accuracy:>15} {seconds:>13}"
+        columns = (
+            f"{means['loglik'][0]:9.3f} {means['loglik'][1]:9.3f} {difference:+10.3f} {accuracy:>15} {seconds:>13}"
+        )
         verdicts.append(difference >= -TOLERANCE)
         print(f"{name:12} {columns}  {'holds' if verdicts[-1] else 'FAILS'}")
     held = "holds" if all(verdicts) else "FAILS"

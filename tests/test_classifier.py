@@ -14,6 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from fathomgp import DeepGPClassifier, DeepGPRegressor, load
 from fathomgp.data import read_labels
 from fathomgp.errors import DataError, DataWarning, FathomWarning, SettingError
+from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import Checkpointing
 from fathomgp.inference import DSVI
 from fathomgp.likelihoods import Bernoulli, Gaussian, Poisson, RobustMax, Softmax
@@ -225,6 +226,13 @@ def test_the_regressor_points_at_the_classifier(moons):
         DeepGPRegressor("exact").fit(X, y)
     with pytest.raises(DataError, match=r"y has the value -1 in row 0"):
         DeepGPRegressor("dsvi", likelihood=Poisson()).fit(X, np.r_[-1.0, np.ones(63)])
+
+
+def test_settings_for_labels():
+    assert tuned_inference("dsvi", "default", labels=True, num_data=300) == DSVI(inner_root=0.1, steps=500)
+    assert tuned_inference("dsvi", "default", labels=True, num_data=10**5) == DSVI(inner_root=0.1)
+    mine = DSVI()
+    assert tuned_inference(mine, "default", labels=True, num_data=300) is mine
 
 
 def test_unfitted_models_say_so():

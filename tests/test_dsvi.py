@@ -10,6 +10,7 @@ import pytest
 
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
+from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import fit_model
 from fathomgp.inference import DSVI, _streaming, dsvi
 from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence, natural_step, negative_data_term
@@ -189,3 +190,47 @@ def test_settings_are_checked():
     with pytest.raises(SettingError, match="natural is a step size between 0 and 1"):
         DSVI(natural=2.0)
     assert dataclasses.replace(DSVI(), steps=5).plan(10, None)[0].steps == 5
+
+
+def test_the_papers_settings_to_the_letter():
+    """Salimbeni and Deisenroth (2017), supplement: values of the start and of the optimiser."""
+    inference = tuned_inference("dsvi", "salimbeni2017", labels=False, num_data=500)
+    assert inference == DSVI(
+        steps=20_000,
+        batch_size=10_000,
+        learning_rate=0.01,
+        natural=0.0,
+        num_samples=1,
+        test_samples=100,
+        shallow_start=False,
+        inner_root=1e-5,
+        decay=False,
+    )
+    mine = DSVI(steps=7)
+    assert tuned_inference(mine, "salimbeni2017", labels=False, num_data=500) is mine
+    assert tuned_inference("dsvi", "default", labels=False, num_data=500) == DSVI()
+    x = np.random.default_rng(0).normal(size=(200, 40))
+    model = build_model(x, Gaussian(), 1, depth=3, num_inducing=100, recipe="salimbeni2017")
+    assert float(model.likelihood.variance.value) == pytest.approx(0.01)
+    assert [layer.width for layer in model.layers] == [30, 30, 1]
+    for layer in model.layers:
+        assert np.allclose(layer.kernel.lengthscale.value, 2.0)
+        assert float(layer.kernel.variance.value) == pytest.approx(2.0)
+        assert layer.num_inducing == 100
+    assert [float(layer.noise.value) for layer in model.layers[:-1]] == pytest.approx([1e-5, 1e-5])
+    q = initial_q(model, inner_root=inference.inner_root)
+    assert all(np.all(layer.mean == 0.0) for layer in q)
+    assert np.allclose(q[0].root, 1e-5 * np.eye(100)[None])
+    assert np.allclose(q[-1].root, np.eye(100)[None])
+
+
+def test_without_decay_and_natural_gradients_every_step_is_adams(data, key):
+    x, y = data
+    model, source = deep(x, depth=1), ArraySource(x, y)
+    algorithm = DSVI(natural=0.0, decay=False, shallow_start=False, learning_rate=0.01)
+    state = algorithm.enter(algorithm.plan(30, 1)[0], algorithm.init(model, source, key=key), source, key=key)
+    late = eqx.tree_at(lambda s: s.steps, state, jnp.asarray(10**6, jnp.int32))
+    for start in (state, late):
+        moved, _ = eqx.filter_jit(algorithm.step)(algorithm.plan(30, 1)[0], start, source.everything(), key=key)
+        # Adam's first step is the learning rate wherever the gradient is not 0.
+        assert np.max(np.abs(moved.q[0].mean - start.q[0].mean)) == pytest.approx(0.01, rel=1e-3)

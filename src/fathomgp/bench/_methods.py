@@ -11,6 +11,7 @@ METHODS: dict[str, Mapping[str, Any]] = {
     "exact": {"method": "exact"},
     "sgpr": {"method": "sgpr", "num_inducing": 100},
     "dsvi": {"method": "dsvi", "depth": 2, "num_inducing": 100},
+    "decoupled": {"method": "decoupled", "depth": 2, "num_inducing": 100},
     "sghmc": {"method": "sghmc", "depth": 2, "num_inducing": 100},
     "stride": {"method": "stride", "depth": 2, "num_inducing": 100},
     "sequential": {"method": "sequential", "depth": 2, "num_inducing": 100},

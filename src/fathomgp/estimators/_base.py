@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fathomgp.data import ArraySource, Standardizer, Targets, read_inputs, read_targets
 from fathomgp.errors import DataWarning, SettingError
-from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_method
+from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_method, tuned_inference
 from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
 from fathomgp.likelihoods import AbstractLikelihood
@@ -68,7 +68,9 @@ class _DeepGPEstimator(BaseEstimator):
 
     def _run_fit(self, X: np.ndarray, targets: Targets, likelihood: AbstractLikelihood) -> dict[str, Any]:
         """The fitted attributes."""
-        method, inference = find_method(self.method)
+        method, _ = find_method(self.method)
+        labels = likelihood.target_kind == "class"
+        inference = tuned_inference(self.method, self.recipe, labels=labels, num_data=len(X))
         seed = self._draw_seed()
         x_scaler, y_scaler = Standardizer.fit(X), Standardizer.identity(targets.Y.shape[1])
         if likelihood.scales_targets:

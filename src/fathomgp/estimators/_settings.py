@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fathomgp.errors import SettingError
-from fathomgp.inference import DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Exact, Sequential
+from fathomgp.inference import DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Decoupled, Exact, Sequential
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ METHODS: dict[str, Method] = {
     "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False, classifies=False),
     "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False, classifies=False),
     "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
+    "decoupled": Method(Decoupled, Decoupled, 2, uses_inducing=True, uses_batches=True, precisions=("double",)),
     "sghmc": Method(SGHMC, SGHMC, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
     "stride": Method(
         STRIDE,
@@ -56,8 +57,42 @@ METHODS: dict[str, Method] = {
     "sequential": Method(Sequential, Sequential, 2, True, True, precisions=("double", "mixed"), grows=True),
 }
 
+#: What a recipe says about the algorithm of that name, beside the model's start: the paper's, to the letter.
+RECIPE_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
+    ("salimbeni2017", "dsvi"): {
+        "steps": 20_000,
+        "batch_size": 10_000,
+        "learning_rate": 0.01,
+        "decay": False,
+        "natural": 0.0,
+        "num_samples": 1,
+        "test_samples": 100,
+        "shallow_start": False,
+        "inner_root": 1e-5,
+    }
+}
+
+#: For labels there is no shallow start that would have to be kept: inner layers that are less sure of themselves save
+#: the KL that training would have to win back first.
+LABEL_SETTINGS: dict[str, dict[str, Any]] = {"dsvi": {"inner_root": 0.1}, "decoupled": {"inner_root": 0.1}}
+#: Steps for labels when every step sees all rows: natural gradients of the whole data need no more.
+LABEL_STEPS = 500
+
 #: The floating-point type of the data; parameters are in float64 except in "single".
 PRECISIONS: dict[str, Any] = {"double": np.float64, "mixed": np.float32, "single": np.float32}
+
+
+def tuned_inference(method: str | AbstractInference, recipe: Any, *, labels: bool, num_data: int) -> AbstractInference:
+    """The algorithm with the settings that recipe and task suggest; an inference object of the user overrules both."""
+    inference = find_method(method)[1]
+    if not isinstance(method, str):
+        return inference
+    if isinstance(recipe, str) and (recipe, method) in RECIPE_SETTINGS:
+        return dataclasses.replace(inference, **RECIPE_SETTINGS[recipe, method])  # type: ignore[type-var]
+    settings = dict(LABEL_SETTINGS.get(method, {})) if labels else {}
+    if settings and num_data <= inference.batch_size:  # type: ignore[attr-defined]
+        settings["steps"] = LABEL_STEPS
+    return dataclasses.replace(inference, **settings) if settings else inference  # type: ignore[type-var]
 
 
 def find_method(method: str | AbstractInference) -> tuple[Method, AbstractInference]:

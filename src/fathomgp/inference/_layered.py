@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.inference._base import AbstractPosterior
+from fathomgp.kernels import has_features, prior_function
 from fathomgp.linalg import safe_cholesky
-from fathomgp.model import Conditional, DeepGP, Layer, joint_moments, moments
+from fathomgp.model import Conditional, DeepGP, Layer, joint_moments, moments, sample_path
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
 
@@ -44,8 +45,19 @@ class LayeredPosterior(AbstractPosterior):
         return Mixture(log_weights, means, variances, None)
 
     def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
-        """Draws from the joint posterior of the rows of each call."""
-        return lambda x: jax.lax.map(lambda one: self._joint_path(x, one)[-1], jax.random.split(key, n))
+        """``n`` functions: each has one value at an input, in whichever call and beside whichever rows it is asked for.
+
+        They are drawn as a whole by Matheron's rule (Wilson et al. 2020): a prior draw made of random Fourier features,
+        corrected at the inducing inputs. The features are new for every draw, so means and covariances are those of
+        the posterior. Kernels that have no such features, and white noise between layers, fall back to draws that are
+        joint over the rows of a call but new for every call.
+        """
+        layers = self.model.layers
+        whole = all(has_features(layer.kernel) for layer in layers) and all(
+            layer.noise is None for layer in layers[:-1]
+        )
+        draw = self._path if whole else (lambda x, one: self._joint_path(x, one)[-1])
+        return lambda x: jax.lax.map(lambda one: draw(x, one), jax.random.split(key, n))
 
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Joint draws of every layer."""
@@ -79,6 +91,16 @@ class LayeredPosterior(AbstractPosterior):
             h = mean + jnp.einsum("pij,pj->ip", safe_cholesky(covariance).lower, noise)
             path.append(h)
         return path
+
+    def _path(self, x: Float[Array, "N D"], key: PRNGKeyArray) -> Float[Array, "N Q"]:
+        """One function, composed of one function a layer."""
+        h = x
+        for level, (layer, conditional) in enumerate(zip(self.model.layers, self.conditionals, strict=True)):
+            prior_key, noise_key = jax.random.split(jax.random.fold_in(key, level))
+            noise = jax.random.normal(noise_key, conditional.mean.shape, conditional.mean.dtype)
+            prior = prior_function(layer.kernel, conditional.z.shape[1], key=prior_key, width=layer.width, like=noise)
+            h = sample_path(layer, conditional, prior, noise)(self.model.layer_input(level, x, h))
+        return h
 
     def _moments(self, level: int, x: Array, h: Array) -> tuple[Array, Array]:
         inputs = self.model.layer_input(level, x, h)

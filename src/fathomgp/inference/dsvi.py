@@ -87,6 +87,7 @@ class DSVI(AbstractInference):
             the deep model begins where the shallow one ends.
         inner_root: standard deviation of the inner layers' q at the start, in units of the prior's. At 1 the inner
             layers are noise that training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
+        decay: whether the learning rate falls at all.
     """
 
     steps: int = eqx.field(static=True, default=2000)
@@ -97,6 +98,7 @@ class DSVI(AbstractInference):
     test_samples: int = eqx.field(static=True, default=100)
     shallow_start: bool = eqx.field(static=True, default=True)
     inner_root: float = eqx.field(static=True, default=0.01)
+    decay: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
         for name in ("steps", "batch_size", "num_samples", "test_samples"):
@@ -130,7 +132,9 @@ class DSVI(AbstractInference):
         value, jitter, gradient = negative_data_term(state.model, state.q, batch, key=key, num_samples=self.num_samples)
         model_gradient, q_gradient = gradient
         kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
-        pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
+        pace = state.caution
+        if self.decay:
+            pace = pace * schedule(state.steps, state.horizon, state.caution.dtype)
         total = (partition(model_gradient)[0], _lower(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
         model, q, adam = self._adam_step(state, total, pace)
         fine = jnp.asarray(True)
@@ -203,17 +207,19 @@ def kl_divergence(q: tuple[Whitened, ...]) -> Float[Array, ""]:
 
 
 def negative_data_term(
-    model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, key: PRNGKeyArray, num_samples: int
+    model: DeepGP, q: Any, batch: Batch, *, key: PRNGKeyArray, num_samples: int, condition: Any = None
 ) -> tuple[Float[Array, ""], Float[Array, ""], Any]:
     """Minus the bound's first term, the jitter it needed, and its gradient with respect to the model and q.
 
-    The pull-back of the M x M part is taken once, with cotangents summed over blocks of rows.
+    The pull-back of the M x M part is taken once, with cotangents summed over blocks of rows. ``condition`` makes the
+    layers' q(f) of the model and another kind of q (decoupled ones).
     """
+    condition = condition or _condition_all
     dtype = batch.x.dtype
     learned, constant = partition(model)
 
-    def without_data(learned: DeepGP, q: tuple[Whitened, ...]) -> tuple[Any, Float[Array, ""]]:
-        conditionals, reports = _condition_all(eqx.combine(learned, constant), q)
+    def without_data(learned: DeepGP, q: Any) -> tuple[Any, Float[Array, ""]]:
+        conditionals, reports = condition(eqx.combine(learned, constant), q)
         jitter = jnp.max(jnp.stack([report.jitter for report in reports]))
         return cast(conditionals, dtype), jitter
 

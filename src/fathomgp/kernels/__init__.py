@@ -20,6 +20,8 @@ from fathomgp.kernels._dot_product import ArcCosine as ArcCosine
 from fathomgp.kernels._dot_product import Linear as Linear
 from fathomgp.kernels._dot_product import NeuralNetwork as NeuralNetwork
 from fathomgp.kernels._dot_product import Polynomial as Polynomial
+from fathomgp.kernels._features import has_features as has_features
+from fathomgp.kernels._features import prior_function as prior_function
 from fathomgp.kernels._nonstationary import Convolution as Convolution
 from fathomgp.kernels._registry import KERNELS as KERNELS
 from fathomgp.kernels._registry import kernel_from_name as kernel_from_name

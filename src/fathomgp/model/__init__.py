@@ -7,6 +7,7 @@ from fathomgp.model._architectures import ConvolutionArchitecture as Convolution
 from fathomgp.model._architectures import Injective as Injective
 from fathomgp.model._architectures import find_architecture as find_architecture
 from fathomgp.model._conditional import Conditional as Conditional
+from fathomgp.model._conditional import MeanTerm as MeanTerm
 from fathomgp.model._conditional import Whitened as Whitened
 from fathomgp.model._conditional import Whitener as Whitener
 from fathomgp.model._conditional import condition_on as condition_on
@@ -16,6 +17,7 @@ from fathomgp.model._conditional import moments as moments
 from fathomgp.model._conditional import prepare as prepare
 from fathomgp.model._conditional import prepare_all as prepare_all
 from fathomgp.model._conditional import project as project
+from fathomgp.model._conditional import sample_path as sample_path
 from fathomgp.model._deep import DeepGP as DeepGP
 from fathomgp.model._deep import Layer as Layer
 from fathomgp.model._recipes import RECIPES as RECIPES

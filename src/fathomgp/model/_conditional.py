@@ -10,6 +10,8 @@ stacked maps Lz^-1 and T^T Lz^-1. Large triangular solves are several times slow
 is inverted once.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -41,6 +43,13 @@ class Whitened(eqx.Module):
     root: Float[Array, "R M M"]
 
 
+class MeanTerm(eqx.Module):
+    """A part of the mean that has points of its own: ``k(x, points) weights``."""
+
+    points: Float[Array, "G D"]
+    weights: Float[Array, "G P"]
+
+
 class Conditional(eqx.Module):
     """A layer's q(f), ready to be asked at any inputs.
 
@@ -48,11 +57,13 @@ class Conditional(eqx.Module):
         z: the inducing inputs.
         mean: m~.
         maps: Lz^-1 first, then T^T Lz^-1 of every output (or of all; none when v is known): what multiplies k(Z, x).
+        extra: what decoupled algorithms add to the mean, or ``None``.
     """
 
     z: Float[Array, "M D"]
     mean: Float[Array, "M P"]
     maps: Float[Array, "C M M"]
+    extra: MeanTerm | None = None
 
 
 def prepare(layer: Layer) -> Whitener:
@@ -95,7 +106,7 @@ def moments(
 ) -> tuple[Float[Array, "N P"], Float[Array, "N P"]]:
     """Mean and variance of a layer's outputs at ``x``."""
     mapped = _apply(layer, conditional, x)
-    mean = mapped[0].T @ conditional.mean + layer.mean(x)
+    mean = _mean(layer, conditional, mapped[0], x)
     squares = jnp.sum(mapped**2, axis=1)
     variance = layer.kernel.diagonal(x)[None] - squares[:1]
     if len(squares) > 1:
@@ -108,12 +119,45 @@ def joint_moments(
 ) -> tuple[Float[Array, "N P"], Float[Array, "P N N"]]:
     """Mean and covariance between rows of a layer's outputs at ``x``."""
     mapped = _apply(layer, conditional, x)
-    mean = mapped[0].T @ conditional.mean + layer.mean(x)
+    mean = _mean(layer, conditional, mapped[0], x)
     squares = jnp.swapaxes(mapped, 1, 2) @ mapped
     covariance = layer.kernel(x)[None] - squares[:1]
     if len(squares) > 1:
         covariance = covariance + squares[1:]
     return mean, jnp.broadcast_to(covariance, (layer.width, len(x), len(x)))
+
+
+def sample_path(
+    layer: Layer, conditional: Conditional, prior: Callable[[Array], Array], e: Float[Array, "M P"]
+) -> Callable[[Float[Array, "N D"]], Float[Array, "N P"]]:
+    """A layer's function as a whole: a draw of the prior, corrected at the inducing inputs (Matheron's rule).
+
+        f(x) = m(x) + A^T (m~ + T e) + [prior(x) - A^T Lz^-1 prior(Z)]
+
+    Args:
+        layer: gives kernel and mean.
+        conditional: q(f).
+        prior: a draw of the layer's outputs without their mean function, at any inputs.
+        e: standard normal noise.
+    """
+    at_inducing = conditional.maps[0] @ prior(conditional.z)
+
+    def function(x: Float[Array, "N D"]) -> Float[Array, "N P"]:
+        mapped = _apply(layer, conditional, x)
+        value = _mean(layer, conditional, mapped[0], x) + prior(x) - mapped[0].T @ at_inducing
+        if len(mapped) == 1:
+            return value
+        spread = jnp.broadcast_to(mapped[1:], (layer.width, *mapped.shape[1:]))
+        return value + jnp.einsum("pmn,mp->np", spread, e)
+
+    return function
+
+
+def _mean(layer: Layer, conditional: Conditional, A: Float[Array, "M N"], x: Float[Array, "N D"]) -> Array:
+    mean = A.T @ conditional.mean + layer.mean(x)
+    if conditional.extra is None:
+        return mean
+    return mean + product(layer.kernel(x, conditional.extra.points), conditional.extra.weights)
 
 
 def _inducing_covariance(layer: Layer) -> Float[Array, "M M"]:
