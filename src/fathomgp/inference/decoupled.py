@@ -201,7 +201,7 @@ class Decoupled(AbstractInference):
             dataclasses.replace(layer, z=real(np.asarray(z)))
             for layer, z in zip(model.layers, _push(model, variance), strict=True)
         )
-        return DeepGP(layers, model.likelihood, model.skip_inputs), _push(model, mean)
+        return dataclasses.replace(model, layers=layers), _push(model, mean)
 
     def _start(
         self, model: DeepGP, points: list[Array], data: AbstractSource, *, key: PRNGKeyArray
@@ -284,12 +284,12 @@ def _lifted_start(
 ) -> tuple[DeepGP, Float[Array, "Ma D"], Float[Array, "Ma P"]]:
     """The shallow start on the mean's points: kernel, noise, where the points end, and the mean's weights."""
     last = model.layers[-1]
-    wide = DeepGP((*model.layers[:-1], dataclasses.replace(last, z=real(points))), model.likelihood, model.skip_inputs)
+    wide = dataclasses.replace(model, layers=(*model.layers[:-1], dataclasses.replace(last, z=real(points))))
     fitted, optimal = shallow_start(wide, data, key=key)
     z = fitted.layers[-1].z
     assert z is not None
     layers = (*fitted.layers[:-1], dataclasses.replace(fitted.layers[-1], z=last.z))
-    return DeepGP(layers, fitted.likelihood, model.skip_inputs), z.value, optimal.mean
+    return dataclasses.replace(fitted, layers=layers), z.value, optimal.mean
 
 
 def _push(model: DeepGP, centres: np.ndarray) -> list[Float[Array, "M _"]]:
