@@ -8,21 +8,28 @@ from jaxtyping import Array, Float
 _FEW_COLUMNS = 3
 
 
-def squared_distance(x1: Float[Array, "N D"], x2: Float[Array, "M D"] | None = None) -> Float[Array, "N M"]:
-    """``|x1_i - x2_j|^2`` for all pairs; ``x2=None`` means ``x1``.
+def squared_distance(
+    x1: Float[Array, "N D"],
+    x2: Float[Array, "M D"] | None = None,
+    lengthscale: Float[Array, "1 _"] | None = None,
+) -> Float[Array, "N M"]:
+    """``sum_d (x1_id - x2_jd)^2 / lengthscale_d^2`` for all pairs; ``x2=None`` means ``x1``.
 
-    A few columns: the sum of squared differences. Many: one matrix product,
+    A few columns: the sum of squared differences. Many: one matrix product. With w = 1 / lengthscale^2 and both sets
+    centred on the mean of ``x2``,
 
-        ``|a|^2 + |b|^2 - 2 a.b``,     a = x1 - c, b = x2 - c, c the mean of ``x2``.
+        ``[-2 w a, |a|_w^2, w] . [b, 1, b^2]``,     a = x1 - c, b = x2 - c.
 
-    Cancellation leaves an error of a few rounding units of ``|a|^2 + |b|^2``, which is why the points are centred first
-    (on ``x2`` alone, so that no row depends on the other rows of ``x1``). What is smaller than that error is set to
-    zero: coincident points are at distance zero exactly, which the square root in the Matern kernels needs. Derivatives
-    of every order ignore this repair of rounding.
+    The second factor does not know the lengthscale, so the gradient for all parameters is one more product: half the
+    time of scaling both sets first. Cancellation leaves an error of a few rounding units of ``|a|_w^2 + |b|_w^2``,
+    which is why the points are centred (on ``x2`` alone, so that no row depends on the other rows of ``x1``). What is
+    smaller than that error is set to zero: coincident points are at distance zero exactly, which the square root in the
+    Matern kernels needs. Derivatives of every order ignore this repair of rounding.
     """
+    scale = jnp.ones((1, 1), x1.dtype) if lengthscale is None else lengthscale
     if x1.shape[1] <= _FEW_COLUMNS:
-        return _by_differences(x1, x1 if x2 is None else x2)
-    return _by_product(x1, x1 if x2 is None else x2)
+        return _by_differences(x1 / scale, (x1 if x2 is None else x2) / scale)
+    return _by_product(x1, x1 if x2 is None else x2, jnp.broadcast_to(scale**-2, (1, x1.shape[1])))
 
 
 def _by_differences(x1: Float[Array, "N D"], x2: Float[Array, "M D"]) -> Float[Array, "N M"]:
@@ -32,12 +39,15 @@ def _by_differences(x1: Float[Array, "N D"], x2: Float[Array, "M D"]) -> Float[A
     return total
 
 
-def _by_product(x1: Float[Array, "N D"], x2: Float[Array, "M D"]) -> Float[Array, "N M"]:
+def _by_product(x1: Float[Array, "N D"], x2: Float[Array, "M D"], w: Float[Array, "1 D"]) -> Float[Array, "N M"]:
     centre = jax.lax.stop_gradient(jnp.mean(x2, axis=0, keepdims=True))
     a, b = x1 - centre, x2 - centre
-    squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None, :]
-    distance = squares - 2 * jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
-    rounding = x1.shape[1] ** 0.5 * float(jnp.finfo(x1.dtype).eps) * squares
+    squares1, squares2 = jnp.sum(w * a * a, axis=1), jnp.sum(w * b * b, axis=1)
+    left = jnp.concatenate([-2 * w * a, squares1[:, None], jnp.broadcast_to(w, a.shape)], axis=1)
+    right = jnp.concatenate([b, jnp.ones((len(b), 1), b.dtype), b * b], axis=1)
+    distance = jnp.matmul(left, right.T, precision=jax.lax.Precision.HIGHEST)
+    unit = 2.0 * x1.shape[1] ** 0.5 * float(jnp.finfo(x1.dtype).eps)
+    rounding = jax.lax.stop_gradient(unit * (squares1[:, None] + squares2[None, :]))
     return distance - jax.lax.stop_gradient(jnp.where(distance <= rounding, distance, 0))
 
 

@@ -46,7 +46,8 @@ class AbstractStationary(AbstractKernel):
 
     def gram(self, x1: Float[Array, "N D"], x2: Float[Array, "M D"] | None = None) -> Float[Array, "N M"]:
         """The matrix of ``k(x1_i, x2_j)``."""
-        r2 = squared_distance(self.scaled(x1), None if x2 is None else self.scaled(x2))
+        x1, x2 = active_columns(x1, self.active_dims), None if x2 is None else active_columns(x2, self.active_dims)
+        r2 = squared_distance(x1, x2, row_like(self.lengthscale, x1, "lengthscale"))
         return self.covariance(r2, log_like(self.variance, x1))
 
     def diagonal(self, x: Float[Array, "N D"]) -> Float[Array, " N"]:

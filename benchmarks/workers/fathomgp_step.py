@@ -1,0 +1,65 @@
+"""fathomgp's training step as a worker of step_time.py: ``python fathomgp_step.py [mixed|double]``."""
+
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from cases import NUM_DATA, batch, gemm_gflops, layer_widths, serve
+from threadpoolctl import threadpool_limits
+
+from fathomgp.data import Batch
+from fathomgp.inference import DSVI
+from fathomgp.kernels import RBF
+from fathomgp.likelihoods import Gaussian
+from fathomgp.means import Linear, Zero
+from fathomgp.model import DeepGP, Layer
+from fathomgp.parameters import real
+
+DTYPE = {"mixed": np.float32, "double": np.float64}[sys.argv[1] if len(sys.argv) > 1 else "mixed"]
+
+
+def make_model(depth, inner, num_inducing):
+    rng = np.random.default_rng(0)
+
+    def layer(width_in, width_out, last):
+        weights = rng.normal(size=(width_in, width_out)) * width_in**-0.5
+        mean = Zero(width_out) if last else Linear(weights, trainable=True)
+        kernel = RBF(jnp.full(width_in, 2.0), 2.0)
+        return Layer(kernel, mean, real(rng.normal(size=(num_inducing, width_in))), width_out, None)
+
+    widths = layer_widths(depth, inner)
+    layers = tuple(layer(i, o, number == depth - 1) for number, (i, o) in enumerate(widths))
+    return DeepGP(layers, Gaussian(0.01))
+
+
+def make_step(depth, inner, num_inducing, size):
+    inference = DSVI(natural=0.0, shallow_start=False, inner_root=1.0)
+    model = make_model(depth, inner, num_inducing)
+    x, y = (jnp.asarray(part) for part in batch(size, DTYPE))
+    rows = Batch(
+        x, y, jnp.ones(y.shape, bool), jnp.ones(size, DTYPE), jnp.arange(size, dtype=jnp.int32),
+        jnp.asarray(float(NUM_DATA), DTYPE),
+    )
+    phase = inference.plan(NUM_DATA, 1000)[0]
+    state = inference.enter(phase, inference.init(model, None, key=jax.random.key(0)), None, key=jax.random.key(0))
+    compiled = eqx.filter_jit(lambda state, rows, key: inference.step(phase, state, rows, key=key))
+    keys = iter(range(10**9))
+
+    def step():
+        nonlocal state
+        state, info = compiled(state, rows, jax.random.key(next(keys)))
+        info.objective.block_until_ready()
+
+    return step
+
+
+def peak():
+    a = jnp.asarray(np.random.default_rng(0).normal(size=(2000, 2000)), DTYPE)
+    multiply = jax.jit(jnp.matmul)
+    return gemm_gflops(lambda: multiply(a, a).block_until_ready())
+
+
+with jax.enable_x64(True), threadpool_limits(1, user_api="blas"):
+    serve(make_step, peak)
