@@ -89,7 +89,9 @@ def main():
     peers = {name: Worker(peer_python(name), f"{name}_step.py") for name in options.peers.split(",")}
     peak = max(worker.ask("peak")["gflops"] for worker in (ours, *peers.values()))
     print(f"GEMM peak here: {peak:.0f} GFLOP/s (float32). Precision of fathomgp: {options.precision}.")
-    print(f"{'case':14}{'fathomgp ms':>12}" + "".join(f"{name + ' ms':>14}{'ratio':>8}" for name in peers) + "   of peak")
+    print(
+        f"{'case':14}{'fathomgp ms':>12}" + "".join(f"{name + ' ms':>14}{'ratio':>8}" for name in peers) + "   of peak"
+    )
     RESULTS.parent.mkdir(exist_ok=True)
     rows, kept = [], True
     for case in options.cases.split(","):

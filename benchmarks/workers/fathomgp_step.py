@@ -39,7 +39,11 @@ def make_step(depth, inner, num_inducing, size):
     model = make_model(depth, inner, num_inducing)
     x, y = (jnp.asarray(part) for part in batch(size, DTYPE))
     rows = Batch(
-        x, y, jnp.ones(y.shape, bool), jnp.ones(size, DTYPE), jnp.arange(size, dtype=jnp.int32),
+        x,
+        y,
+        jnp.ones(y.shape, bool),
+        jnp.ones(size, DTYPE),
+        jnp.arange(size, dtype=jnp.int32),
         jnp.asarray(float(NUM_DATA), DTYPE),
     )
     phase = inference.plan(NUM_DATA, 1000)[0]

@@ -11,7 +11,7 @@ from fathomgp.data import Batch
 from fathomgp.model import Conditional, DeepGP, Layer, moments
 
 #: Rows that stream through the layers at a time.
-BLOCK = 1024
+BLOCK = 2048
 
 #: x, y, observed and weight of a block.
 Rows = tuple[Array, Array, Array, Array]
