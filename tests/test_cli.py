@@ -13,7 +13,7 @@ from fathomgp.cli._scores import named_scores
 from fathomgp.errors import DataError, SettingError
 from fathomgp.metrics import evaluate
 
-FAST = ("--max-iter", "3", "--quiet")
+FAST = ("--method", "exact", "--max-iter", "3", "--quiet")
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def fitted():
 
 
 def test_fit_writes_a_model_a_report_and_a_summary(run, csv, tmp_path):
-    result = run("fit", csv, "--target", "price", "--out", tmp_path / "model", "--max-iter", "20")
+    result = run("fit", csv, "--target", "price", "--out", tmp_path / "model", "--method", "exact", "--max-iter", "20")
     for words in ("36 rows (4 held out)", "method", "exact", "noise std", "RMSE", "log density", "report.html"):
         assert words in result.stdout
     assert "price from data.csv" in (tmp_path / "model" / "report.html").read_text()
@@ -104,7 +104,7 @@ def test_few_rows_are_all_fitted(capsys):
 
 def test_flags_reach_the_estimator_and_its_warnings_become_notes(run, csv, tmp_path):
     flags = ["--method", "sgpr", "--num-inducing", "50", "--kernel", "matern52", "--random-state", "3"]
-    result = run("fit", csv, "--target", "price", "--out", tmp_path / "m", *flags, *FAST)
+    result = run("fit", csv, "--target", "price", "--out", tmp_path / "m", *FAST, *flags)
     assert "Note: num_inducing is 50 but there are 36 rows" in result.stderr
     params = fathomgp.load(tmp_path / "m").get_params()
     chosen = {name: params[name] for name in ("method", "num_inducing", "kernel", "random_state", "max_iter")}

@@ -61,7 +61,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
 
     def __init__(
         self,
-        method: Any = "exact",
+        method: Any = "dsvi",
         *,
         depth: Any = None,
         num_inducing: Any = 100,
