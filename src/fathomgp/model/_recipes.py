@@ -12,7 +12,7 @@ from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.means import AbstractMean, Zero
 from fathomgp.model._architectures import AbstractArchitecture, find_architecture
 from fathomgp.model._deep import DeepGP, Layer
-from fathomgp.parameters import positive, real
+from fathomgp.parameters import positive, real, unfreeze
 
 #: k-means on more rows than this would cost more than it helps.
 _KMEANS_ROWS = 10_000
@@ -28,6 +28,8 @@ class Recipe:
         inner_variance: of the inner layers' kernels, if another: a small one lets a deep model start as a shallow one.
         layer_noise: variance of the white noise between layers; ``None`` for none.
         max_width: inner layers are as wide as the inputs, up to this.
+        learn_means: whether the inner layers' linear means are learned: projections that no ARD kernel can express.
+            The papers keep them fixed; learned ones raised the bound on concrete and energy.
         centred: whether hidden layers have the mean at which the next layer is stationary (the identity, for
             composition); otherwise their mean is zero.
         reference: where the values come from.
@@ -38,12 +40,15 @@ class Recipe:
     layer_noise: float | None = None
     max_width: int = 30
     inner_variance: float | None = None
+    learn_means: bool = False
     centred: bool = True
     reference: str = ""
 
 
 RECIPES: dict[str, Recipe] = {
-    "default": Recipe(inner_variance=0.1, reference="lengthscale sqrt(D) is safe in any number of inputs"),
+    "default": Recipe(
+        inner_variance=0.1, learn_means=True, reference="lengthscale sqrt(D) is safe in any number of inputs"
+    ),
     "salimbeni2017": Recipe(2.0, 2.0, 1e-5, 30, reference="Salimbeni and Deisenroth (2017), supplement"),
     "latz2025": Recipe(centred=False, reference="Latz et al. (2025): hidden layers with mean 0 and variance 1"),
     "havasi2018": Recipe(None, 0.01, None, 10, reference="Havasi et al. (2018) and the authors' code"),
@@ -105,7 +110,7 @@ def build_model(
         layers.append(
             Layer(
                 kernel=base if level == 0 else joined.kernel(base),
-                mean=neutral if chosen.centred else Zero(width),
+                mean=_layer_mean(neutral, chosen),
                 z=None if z is None else real(z),
                 width=width,
                 noise=noise,
@@ -115,6 +120,12 @@ def build_model(
             h = _push(joined, neutral, h, x)
             z = None if z is None or centres is None else _push(joined, neutral, z, centres)
     return DeepGP(tuple(layers), likelihood, skip_inputs, joined)
+
+
+def _layer_mean(neutral: AbstractMean, recipe: Recipe) -> AbstractMean:
+    if not recipe.centred:
+        return Zero(neutral.output_dim)
+    return unfreeze(neutral) if recipe.learn_means else neutral
 
 
 def _push(architecture: AbstractArchitecture, mean: AbstractMean, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
