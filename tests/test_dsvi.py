@@ -234,3 +234,25 @@ def test_without_decay_and_natural_gradients_every_step_is_adams(data, key):
         moved, _ = eqx.filter_jit(algorithm.step)(algorithm.plan(30, 1)[0], start, source.everything(), key=key)
         # Adam's first step is the learning rate wherever the gradient is not 0.
         assert np.max(np.abs(moved.q[0].mean - start.q[0].mean)) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_mixed_precision_keeps_the_gradient_after_training(rng, key):
+    x = rng.normal(size=(200, 4))
+    y = np.sin(2 * x[:, :1]) * x[:, 1:2] + 0.1 * rng.normal(size=(200, 1))
+    model = build_model(x, Gaussian(0.1), 1, depth=3, num_inducing=25)
+    inference, source = DSVI(natural=0.0), ArraySource(x, y)
+    phase, state = inference.plan(200, 400)[0], inference.init(model, source, key=key)
+    state, batch = inference.enter(phase, state, source, key=key), source.everything()
+
+    @eqx.filter_jit
+    def train(state):
+        def step(number, state):
+            return inference.step(phase, state, batch, key=jax.random.fold_in(key, number))[0]
+
+        return jax.lax.fori_loop(0, 400, step, state)
+
+    trained = train(state)
+    gradient = eqx.filter_jit(lambda batch: negative_data_term(trained.model, trained.q, batch, key=key, num_samples=1))
+    single = jax.tree.map(lambda leaf: leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf, batch)
+    exact, rough = (jnp.concatenate([jnp.ravel(g) for g in jax.tree.leaves(gradient(b)[2])]) for b in (batch, single))
+    assert float(jnp.linalg.norm(rough - exact) / jnp.linalg.norm(exact)) < 0.01
