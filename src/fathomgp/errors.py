@@ -29,6 +29,10 @@ class ModelFileError(FathomError, ValueError):
     """A saved model or checkpoint is damaged, foreign, or written by a newer version."""
 
 
+class LostProcessError(FathomError, RuntimeError):
+    """Another process of a distributed fit has gone."""
+
+
 class FathomWarning(UserWarning):
     """Base of every warning that fathomgp gives."""
 

@@ -48,6 +48,8 @@ class Moments(eqx.Module):
             observed: entries that count; all by default.
             weight: how often each row counts; once by default, 0 for padding.
         """
+        if observed is None and weight is None:
+            return cls._of_all(X.astype(np.float64))
         weights = np.ones(X.shape) if observed is None else observed.astype(np.float64)
         if weight is not None:
             weights = weights * weight[:, None]
@@ -57,6 +59,14 @@ class Moments(eqx.Module):
         # The mean of a large offset is off by a few units in its last place: the residuals know by how much.
         mean = mean + _share((weights * (values - mean)).sum(axis=0), count)
         return cls(count, mean, (weights * np.square(values - mean)).sum(axis=0))
+
+    @classmethod
+    def _of_all(cls, X: Float64[np.ndarray, "N D"]) -> "Moments":
+        """The summary of rows that all count once: a stream of many rows feels the difference."""
+        rows = max(1, len(X))
+        mean = X.sum(axis=0) / rows
+        mean = mean + (X - mean).sum(axis=0) / rows
+        return cls(np.full(X.shape[1], float(len(X))), mean, np.square(X - mean).sum(axis=0))
 
     def update(
         self,

@@ -9,9 +9,10 @@ import hashlib
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from fathomgp.errors import DataError
 
@@ -41,12 +42,32 @@ class Batch(eqx.Module):
         return self.num_data / jnp.sum(self.weight)
 
 
+class AbstractPlacement(abc.ABC):
+    """Puts the arrays of a feed on the devices: one, those of this machine, or those of several processes."""
+
+    @abc.abstractmethod
+    def everywhere(self, array: Any) -> Array:
+        """The whole array on every device."""
+
+    @abc.abstractmethod
+    def split(self, array: Any, axis: int) -> Array:
+        """An array that every process holds, cut along an axis: each device gets its piece."""
+
+    @abc.abstractmethod
+    def join(self, array: Any, axis: int) -> Array:
+        """An array of which every process holds its own piece along an axis."""
+
+
 class AbstractFeed(eqx.Module):
     """What one compiled chunk of steps needs in order to make its batches."""
 
     @abc.abstractmethod
     def batch(self, i: Int[Array, ""]) -> Batch:
         """The batch of the chunk's i-th step."""
+
+    @abc.abstractmethod
+    def placed(self, on: AbstractPlacement) -> "AbstractFeed":
+        """The feed with its arrays on the devices, rows shared out among them."""
 
 
 class FullFeed(AbstractFeed):
@@ -57,6 +78,10 @@ class FullFeed(AbstractFeed):
     def batch(self, i: Int[Array, ""]) -> Batch:
         """All rows, whatever the step."""
         return self.data
+
+    def placed(self, on: AbstractPlacement) -> "FullFeed":
+        """Every device sees all rows: algorithms that ask for them are not sums over rows."""
+        return FullFeed(jax.tree.map(on.everywhere, self.data))
 
 
 class IndexFeed(AbstractFeed):
@@ -73,6 +98,47 @@ class IndexFeed(AbstractFeed):
             data.x[rows], data.y[rows], data.observed[rows], data.weight[rows], data.index[rows], data.num_data
         )
 
+    def placed(self, on: AbstractPlacement) -> "IndexFeed":
+        """All data everywhere; row numbers, and with them the batches, are shared out."""
+        return IndexFeed(jax.tree.map(on.everywhere, self.data), on.split(self.rows, -1))
+
+
+class StreamFeed(AbstractFeed):
+    """Every step sees rows that came from a stream, in float32; they become the precision of ``num_data`` on arrival.
+
+    Attributes:
+        x: inputs of every step.
+        y: outputs of every step.
+        index: the rows' numbers in the source.
+        weight: what a row counts, the same at every step.
+        num_data: N.
+    """
+
+    x: Float32[Array, "capacity *batches B D"] | Float32[np.ndarray, "capacity *batches B D"]
+    y: Float32[Array, "capacity *batches B P"] | Float32[np.ndarray, "capacity *batches B P"]
+    index: Int[Array, "capacity *batches B"] | Int[np.ndarray, "capacity *batches B"]
+    weight: Float[Array, " B"] | Float[np.ndarray, " B"]
+    num_data: Float[Array, ""] | Float[np.ndarray, ""]
+
+    def batch(self, i: Int[Array, ""]) -> Batch:
+        """The rows of step i."""
+        x, y, index = (jnp.asarray(part)[i] for part in (self.x, self.y, self.index))
+        dtype = self.num_data.dtype
+        weight = jnp.broadcast_to(jnp.reshape(self.weight, (1,) * (index.ndim - 1) + (-1,)), index.shape)
+        return Batch(
+            x.astype(dtype), y.astype(dtype), jnp.ones(y.shape, bool), weight, index, jnp.asarray(self.num_data)
+        )
+
+    def placed(self, on: AbstractPlacement) -> "StreamFeed":
+        """Every process has read its own rows."""
+        return StreamFeed(
+            on.join(self.x, -2),
+            on.join(self.y, -2),
+            on.join(self.index, -1),
+            on.join(self.weight, -1),
+            on.everywhere(self.num_data),
+        )
+
 
 class AbstractSource(abc.ABC):
     """Where rows come from. It lives on the host; only what it returns goes to the device."""
@@ -80,6 +146,11 @@ class AbstractSource(abc.ABC):
     num_data: int
     num_inputs: int
     num_outputs: int
+
+    @property
+    @abc.abstractmethod
+    def max_chunk_rows(self) -> int:
+        """Rows that one feed may hold: bounds the memory of a chunk of steps."""
 
     @abc.abstractmethod
     def everything(self) -> Batch:
@@ -128,6 +199,11 @@ class ArraySource(AbstractSource):
         self.num_outputs = y.shape[1]
         self._device: dict[int, Batch] = {}
         self._permutations: dict[tuple[int, int], np.ndarray] = {}
+
+    @property
+    def max_chunk_rows(self) -> int:
+        """Many: a feed holds row numbers only."""
+        return 1 << 21
 
     def everything(self) -> Batch:
         """All rows, padded with rows of weight 0 so that small data of many sizes share few compiled shapes."""

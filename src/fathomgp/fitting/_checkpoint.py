@@ -8,10 +8,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fathomgp.errors import ModelFileError
+from fathomgp.fitting._devices import from_numpy, to_numpy
 from fathomgp.fitting._guard import Guard
 from fathomgp.persistence import bundle_exists, load_bundle, save_bundle
 
@@ -24,8 +24,8 @@ class Checkpointing:
 
     Attributes:
         directory: holds one checkpoint, replaced atomically.
-        every_seconds: the least time between two; ``None`` for no limit by time.
-        every_steps: the least number of steps between two; ``None`` for no limit by steps.
+        every_seconds: one after so much time at the latest; ``None`` for none by time.
+        every_steps: one after every so many steps of the run; ``None`` for none by steps.
     """
 
     directory: str | os.PathLike
@@ -55,31 +55,31 @@ class Checkpointer:
         self._settings = settings
         self._identity = identity
         self._last_time = time.monotonic()
-        self._last_step = 0
 
     def due(self, total: int) -> bool:
         """Whether a checkpoint should be written after ``total`` steps."""
         settings = self._settings
         by_time = settings.every_seconds is not None and time.monotonic() - self._last_time >= settings.every_seconds
-        by_steps = settings.every_steps is not None and total - self._last_step >= settings.every_steps
+        by_steps = settings.every_steps is not None and total % settings.every_steps == 0
         return by_time or by_steps
 
     def steps_until_due(self, total: int) -> int | None:
         """How many steps a chunk may have so that checkpoints by steps are written on time."""
         every = self._settings.every_steps
-        return None if every is None else max(1, every - (total - self._last_step))
+        return None if every is None else every - total % every
 
     def write(self, position: Position, state: Any, guard: Guard, history: dict[str, np.ndarray]) -> None:
         """Write the checkpoint."""
         content = {
             "identity": self._identity,
             "position": dataclasses.asdict(position),
-            "state": [_to_numpy(leaf) for leaf in jax.tree.leaves(state) if eqx.is_array(leaf)],
+            "state": [to_numpy(leaf) for leaf in jax.tree.leaves(state) if eqx.is_array(leaf)],
             "guard": [int(guard.in_a_row), int(guard.total)],
             "history": history,
         }
-        save_bundle(self._settings.directory, _NAME, content)
-        self._last_time, self._last_step = time.monotonic(), position.total
+        if jax.process_index() == 0:
+            save_bundle(self._settings.directory, _NAME, content)
+        self._last_time = time.monotonic()
 
     def read(self) -> dict[str, Any] | None:
         """The checkpoint's content, or ``None`` when there is none; one of another run is refused."""
@@ -101,20 +101,8 @@ def restore_state(template: Any, leaves: list[np.ndarray]) -> Any:
     """The template with its arrays replaced by a checkpoint's."""
     arrays, rest = eqx.partition(template, eqx.is_array)
     old, structure = jax.tree.flatten(arrays)
-    shapes = [(_to_numpy(leaf).shape, _to_numpy(leaf).dtype) for leaf in old]
+    shapes = [(to_numpy(leaf).shape, to_numpy(leaf).dtype) for leaf in old]
     if shapes != [(leaf.shape, leaf.dtype) for leaf in leaves]:
         raise ModelFileError("The checkpoint's arrays do not fit this algorithm: it was written by another version.")
-    new = [_from_numpy(leaf, value) for leaf, value in zip(old, leaves, strict=True)]
+    new = [from_numpy(leaf, value) for leaf, value in zip(old, leaves, strict=True)]
     return eqx.combine(jax.tree.unflatten(structure, new), rest)
-
-
-def _to_numpy(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(leaf))
-    return np.asarray(leaf)
-
-
-def _from_numpy(leaf: Any, value: np.ndarray) -> Any:
-    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jnp.asarray(value))
-    return jnp.asarray(value) if isinstance(leaf, jax.Array) else value

@@ -21,8 +21,10 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fathomgp._version import __version__
 from fathomgp.data import AbstractFeed, AbstractSource
-from fathomgp.errors import FitWarning, NonFiniteError
+from fathomgp.data._exchange import exchange_arrays
+from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError
 from fathomgp.fitting._checkpoint import Checkpointer, Checkpointing, Position, restore_state
+from fathomgp.fitting._devices import ManyDevices, OneDevice, agree, choose_placement
 from fathomgp.fitting._guard import STOP_AFTER, Guard, guarded, new_guard
 from fathomgp.fitting._progress import Callback, Reporter
 from fathomgp.fitting._stopping import EarlyStopping
@@ -32,8 +34,8 @@ from fathomgp.model import DeepGP
 #: A chunk should take about this long: short enough for a lively progress bar, long enough to hide Python.
 _CHUNK_SECONDS = 0.25
 _MAX_CHUNK = 256
-#: Row numbers of a chunk, at the most: bounds the memory of a feed.
-_MAX_ROWS = 1 << 21
+#: Processes must agree on the length of a chunk without asking the clock.
+_SHARED_CHUNK = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ def fit_model(
         callbacks: called after every chunk; one that raises is dropped with a warning.
         verbose: progress bar: yes, no, or (``None``) on a terminal only.
     """
-    reporter = Reporter(callbacks, verbose)
+    reporter = Reporter(callbacks, verbose) if jax.process_index() == 0 else Reporter((), False)
     with _one_blas_thread():
         return _Run(inference, model, source, key, max_iter, early_stopping, checkpointing, reporter).finish()
 
@@ -108,7 +110,8 @@ class _Run:
         self.position, self.guard = Position(), new_guard()
         self.history: dict[str, list[np.ndarray]] = {}
         self.messages: list[str] = []
-        self.state = inference.init(model, source, key=self.init_key)
+        self.state = agree(inference.init(model, source, key=self.init_key))
+        self.placement: OneDevice | ManyDevices = OneDevice()
         self.checkpointer = None
         if checkpointing is not None:
             self.checkpointer = Checkpointer(checkpointing, self._identity(model, key, max_iter))
@@ -127,7 +130,7 @@ class _Run:
             self.reporter.close()
         if int(self.guard.total) > 0:
             self._say(f"{int(self.guard.total)} of {self.position.total} steps were not finite; they were undone.")
-        posterior = self.inference.posterior(self.state, self.source)
+        posterior = self.inference.posterior(self.placement.collect(self.state), self.source)
         history = {name: np.concatenate(parts) for name, parts in self.history.items()}
         return FitResult(posterior, history, tuple(self.messages), time.monotonic() - self.began)
 
@@ -135,21 +138,26 @@ class _Run:
         if not self.resumed:
             self.state = self._enter(self.position.phase)
         self.resumed = False
+        self.placement = choose_placement(phase.batch_size)
+        self.state, self.guard, self.step_key = self.placement.spread((self.state, self.guard, self.step_key))
         # The static part of a chunk must not hold the number of steps: phases of one name share a compilation.
         kind = dataclasses.replace(phase, steps=0)
         width = phase.batches_per_step * min(phase.batch_size or 1, self.source.num_data)
-        capacity = max(1, min(_MAX_CHUNK, _MAX_ROWS // width))
-        pace, done = 1, False
+        capacity = max(1, min(_MAX_CHUNK, self.source.max_chunk_rows // width))
+        shared = jax.process_count() > 1
+        pace, done = _SHARED_CHUNK if shared else 1, False
         while self.position.step < phase.steps and not done:
             count = min(pace, capacity, phase.steps - self.position.step, self._steps_to_boundary())
             began = time.monotonic()
             done, ran = self._run_chunk(kind, count, capacity)
             seconds = time.monotonic() - began
-            pace = int(np.clip(_CHUNK_SECONDS * ran / max(seconds, 1e-6), max(1, pace // 2), 2 * pace + 1))
+            pace = pace if shared else int(np.clip(_CHUNK_SECONDS * ran / max(seconds, 1e-6), max(1, pace // 2), 2 * pace + 1))
             self._report(phase)
             done = self._check_guard() or done or self._stops_early(phase)
             if self.checkpointer is not None and self.checkpointer.due(self.position.total) and not done:
                 self._write_checkpoint()
+        self.state, self.guard, self.step_key = self.placement.collect((self.state, self.guard, self.step_key))
+        self.placement = OneDevice()
 
     def _run_chunk(self, phase: Phase, count: int, capacity: int) -> tuple[bool, int]:
         feed = self.source.feed(
@@ -160,11 +168,12 @@ class _Run:
             batches_per_step=phase.batches_per_step,
             ordered=phase.ordered,
             seed=self.seed + self.position.phase,
-        )
-        state, guard, infos, steps, done = run_chunk(
-            self.inference, phase, self.state, self.guard, feed, self.position.total, count, self.step_key, capacity
-        )
-        ran = int(steps)
+        ).placed(self.placement)
+        with _lost_processes_named(self.position.total):
+            state, guard, infos, steps, done = run_chunk(
+                self.inference, phase, self.state, self.guard, feed, self.position.total, count, self.step_key, capacity
+            )
+            ran = int(steps)
         self._record(phase, infos, ran)
         self.state, self.guard = state, guard
         self.position.step += ran
@@ -249,14 +258,40 @@ class _Run:
 
     def _resume(self) -> bool:
         content = None if self.checkpointer is None else self.checkpointer.read()
+        _check_same_start(-1 if content is None else content["position"]["total"])
         if content is None:
             return False
         self.position = Position(**content["position"])
         self.state = restore_state(self._enter(self.position.phase), content["state"])
+        self.state = agree(self.state)
         in_a_row, total = content["guard"]
         self.guard = Guard(jnp.asarray(in_a_row, jnp.int32), jnp.asarray(total, jnp.int32))
         self.history = {name: [values] for name, values in content["history"].items()}
         return True
+
+
+def _check_same_start(total: int) -> None:
+    """Processes that resume must all have found the same checkpoint."""
+    if jax.process_count() == 1:
+        return
+    totals = [int(found["total"]) for found in exchange_arrays({"total": np.asarray(total)})]
+    if len(set(totals)) > 1:
+        raise ModelFileError("The processes do not see the same checkpoint: put its directory on storage they share.")
+
+
+@contextlib.contextmanager
+def _lost_processes_named(step: int) -> Iterator[None]:
+    """Say in a sentence what XLA says in many when another process has gone."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise LostProcessError(
+            f"Process {jax.process_index()} lost another process of the job after step {step} ({reason}): "
+            "start the job again; it goes on from its last checkpoint."
+        ) from error
 
 
 def _fingerprint(model: DeepGP) -> str:
