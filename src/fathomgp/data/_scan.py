@@ -104,7 +104,7 @@ def _scan_shard(files: ParquetFiles, choice: Choice, groups: np.ndarray, progres
     sample, held_out = Smallest(SAMPLE_ROWS, width), Smallest(HELD_OUT_ROWS, width)
     labels: list[np.ndarray | None] = [np.zeros(0) for _ in files.targets]
     broken, first_broken = 0, ""
-    for group in groups:
+    for group in map(int, groups):
         values = files.read(group)
         priorities = choice.priorities(group, len(values))
         finite = np.isfinite(values).all(axis=1)

@@ -14,8 +14,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from fathomgp.data import ArraySource, Standardizer, Targets, read_inputs, read_targets
+from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
 from fathomgp.errors import DataWarning, SettingError
+from fathomgp.estimators._prepare import check_stream, prepare_arrays, prepare_stream
 from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_method, tuned_inference
 from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
@@ -28,8 +29,6 @@ from fathomgp.predictive import Mixture, Predictive, concatenate_rows
 
 #: Rows predicted at a time: bounds memory, and small requests are padded to few compiled shapes.
 _BLOCK = 4096
-#: k-means and PCA look at so many rows at most.
-_RECIPE_ROWS = 20_000
 
 #: What a fitted estimator holds beyond its parameters; the names that save and load carry.
 _FITTED = (
@@ -54,8 +53,8 @@ class _DeepGPEstimator(BaseEstimator):
     """The machinery; the two public classes add their targets and their predictions."""
 
     @double_precision
-    def _fit(self, X: np.ndarray, targets: Targets, likelihood: AbstractLikelihood) -> "_DeepGPEstimator":
-        """Fit to inputs and targets that are already numbers. Nothing is changed unless the fit succeeds."""
+    def _fit(self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood) -> "_DeepGPEstimator":
+        """Fit to inputs and targets that are already numbers, or to a stream, which has both. Nothing is changed unless the fit succeeds."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fitted = self._run_fit(X, targets, likelihood)
@@ -66,20 +65,21 @@ class _DeepGPEstimator(BaseEstimator):
             warnings.warn(warning.message, warning.category, stacklevel=4)
         return self
 
-    def _run_fit(self, X: np.ndarray, targets: Targets, likelihood: AbstractLikelihood) -> dict[str, Any]:
+    def _run_fit(self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood) -> dict[str, Any]:
         """The fitted attributes."""
         method, _ = find_method(self.method)
         labels = likelihood.target_kind == "class"
-        inference = tuned_inference(self.method, self.recipe, labels=labels, num_data=len(X))
+        rows = X.num_data if targets is None else len(X)
+        inference = tuned_inference(self.method, self.recipe, labels=labels, num_data=rows)
         seed = self._draw_seed()
-        x_scaler, y_scaler = Standardizer.fit(X), Standardizer.identity(targets.Y.shape[1])
-        if likelihood.scales_targets:
-            y_scaler = Standardizer.fit(targets.Y, targets.observed)
-        scaled = np.where(targets.observed, y_scaler.transform(targets.Y), 0.0)
-        inputs = np.asarray(x_scaler.transform(X))
-        source = ArraySource(inputs, scaled, targets.observed, dtype=PRECISIONS[self.precision])
+        dtype = PRECISIONS[self.precision]
+        if targets is None:
+            data = prepare_stream(X, likelihood, dtype=dtype, seed=seed)
+        else:
+            data = prepare_arrays(X, targets, likelihood, dtype=dtype, seed=seed)
+        source = data.source
         model = build_model(
-            inputs if len(inputs) <= _RECIPE_ROWS else source.subset(_RECIPE_ROWS, seed=seed)[0],
+            data.sample,
             likelihood,
             source.num_outputs,
             recipe=self.recipe,
@@ -113,13 +113,19 @@ class _DeepGPEstimator(BaseEstimator):
             "history_": result.history,
             "fit_seconds_": result.seconds,
             "n_iter_": max(1, len(result.history.get("step", ()))),
-            "target_names_": None if targets.names is None else list(targets.names),
-            "x_scaler_": x_scaler,
-            "y_scaler_": y_scaler,
-            "_squeeze": targets.squeeze,
+            "target_names_": data.target_names,
+            "x_scaler_": data.x_scaler,
+            "y_scaler_": data.y_scaler,
+            "_squeeze": data.squeeze,
             "_seed": seed,
-            "_dtype": np.dtype(PRECISIONS[self.precision]),
+            "_dtype": np.dtype(dtype),
         }
+
+    def _open_stream(self, stream: ParquetSource, y: Any) -> None:
+        """Check a stream and take the names of its inputs."""
+        check_stream(stream, y, self.method, find_method(self.method)[0])
+        self.n_features_in_ = stream.num_inputs
+        self.feature_names_in_ = np.asarray(stream.input_names, dtype=object)
 
     def _draw_seed(self) -> int:
         # A checkpoint can only be resumed by a run with the same seed.

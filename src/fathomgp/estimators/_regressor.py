@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
 
-from fathomgp.data import Targets, read_inputs, read_targets
+from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
 from fathomgp.errors import SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
 from fathomgp.estimators._streaming import LearnsOn
@@ -99,10 +99,16 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         self.verbose = verbose
 
     @double_precision
-    def fit(self, X: Any, y: Any) -> "DeepGPRegressor":
-        """Fit to inputs (N, D) and targets (N,) or (N, P): arrays, lists, or pandas, polars and pyarrow tables."""
+    def fit(self, X: Any, y: Any = None) -> "DeepGPRegressor":
+        """Fit to inputs (N, D) and targets (N,) or (N, P): arrays, lists, or pandas, polars and pyarrow tables.
+
+        Data larger than memory: ``fit(ParquetSource("trips/", "duration"))``; the source holds the target.
+        """
         self._check_settings()
         likelihood = self._likelihood()
+        if isinstance(X, ParquetSource):
+            self._open_stream(X, y)
+            return self._fit(X, None, likelihood)
         inputs, _ = read_inputs(X, estimator=self, reset=True)
         targets = read_targets(y, missing=self.missing, kind=likelihood.target_kind, num_rows=len(inputs))
         likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
