@@ -46,7 +46,7 @@ def test_every_row_once_an_epoch_whatever_the_buffer(trips, seed):
 
 
 def test_rows_carry_their_own_values(trips, table, seed):
-    feed = ParquetSource(trips, "y", buffer_rows=200).feed(start=3, count=4, capacity=5, batch_size=30, seed=seed)
+    feed = ParquetSource(trips, "y", buffer_rows=200).feed(start=3, count=4, capacity=4, batch_size=30, seed=seed)
     assert np.array_equal(feed.y[..., 0], feed.index.astype(np.float32))
     assert np.array_equal(feed.x, table[["a", "b"]].to_numpy(np.float32)[feed.index])
 

@@ -26,6 +26,7 @@ class _Request(NamedTuple):
     """A stretch of steps of a phase, and the shape of their batches."""
 
     start: int
+    count: int
     capacity: int
     batch_size: int
     batches_per_step: int
@@ -33,8 +34,8 @@ class _Request(NamedTuple):
     seed: int
 
 
-class _Pool(NamedTuple):
-    """Shuffled rows in memory."""
+class _Rows(NamedTuple):
+    """Rows of some row groups in memory, in the order of the files."""
 
     x: Float32[np.ndarray, "N D"]
     y: Float32[np.ndarray, "N P"]
@@ -194,8 +195,8 @@ class ParquetSource(AbstractSource):
                 f"batch_size is {size}, which {self._shards} processes cannot share equally: "
                 f"take a multiple of {self._shards}."
             )
-        request = _Request(start, capacity, size, batches_per_step, ordered, seed)
-        x, y, index = self._reader.take(request, count)
+        request = _Request(start, count, capacity, size, batches_per_step, ordered, seed)
+        x, y, index = self._reader.take(request)
         weight = np.concatenate([np.full(size // self._shards, self._row_weight(shard)) for shard in self._mine])
         return StreamFeed(x, y, index, weight.astype(self._dtype), np.asarray(float(self.num_data), self._dtype))
 
@@ -208,30 +209,44 @@ class ParquetSource(AbstractSource):
         return x, y, index
 
     def _assemble_shard(self, request: _Request, shard: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        order = self._order(request, shard)
         rows = request.batch_size // self._shards
         width = rows * request.batches_per_step
+        filled = request.count * width
         shape = (request.capacity, request.batches_per_step, rows)
-        stretches = order.stretches(request.start * width, request.capacity * width)
-        pieces = [self._reader.pool(request, shard, s.epoch, s.pool, slice(s.begin, s.end)) for s in stretches]
-        x, y, index = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        x = np.zeros((request.capacity * width, self.num_inputs), np.float32)
+        y = np.zeros((request.capacity * width, self.num_outputs), np.float32)
+        index = np.zeros(request.capacity * width, np.int32)
+        done = 0
+        for stretch in self._order(request, shard).stretches(request.start * width, filled):
+            pool, places = self._reader.pool(request, shard, stretch.epoch, stretch.pool)
+            chosen, here = places[stretch.begin : stretch.end], slice(done, done + stretch.end - stretch.begin)
+            x[here], y[here], index[here] = pool.x[chosen], pool.y[chosen], pool.index[chosen]
+            done = here.stop
         return x.reshape(*shape, -1), y.reshape(*shape, -1), index.reshape(shape)
 
-    def load_pool(self, request: _Request, shard: int, epoch: int, pool: int) -> _Pool:
-        """Read a pool's row groups and shuffle them."""
-        order, groups = self._order(request, shard), self._dealt[shard]
-        chosen = groups[order.groups(epoch, pool)]
-        counts = self._scan.counts[chosen]
-        rows = int(counts.sum())
-        places = np.split(order.permutation(epoch, pool, rows), np.cumsum(counts)[:-1])
+    def load_groups(self, groups: np.ndarray) -> _Rows:
+        """Read row groups."""
+        counts = self._scan.counts
+        rows = int(counts[groups].sum())
         x = np.empty((rows, self.num_inputs), np.float32)
         y = np.empty((rows, self.num_outputs), np.float32)
         index = np.empty(rows, np.int32)
-        first = np.cumsum(self._scan.counts) - self._scan.counts
-        for group, count, place in zip(chosen, counts, places, strict=True):
-            x[place], y[place] = self._scale(self._read(int(group), int(count)))
-            index[place] = np.arange(first[group], first[group] + count)
-        return _Pool(x, y, index)
+        first, done = np.cumsum(counts) - counts, 0
+        for group in map(int, groups):
+            count = int(counts[group])
+            here = slice(done, done + count)
+            x[here], y[here] = self._scale(self._read(group, count))
+            index[here] = np.arange(first[group], first[group] + count)
+            done = here.stop
+        return _Rows(x, y, index)
+
+    def pool_groups(self, request: _Request, shard: int, epoch: int, pool: int) -> np.ndarray:
+        """The row groups of a pool."""
+        return self._dealt[shard][self._order(request, shard).groups(epoch, pool)]
+
+    def pool_places(self, request: _Request, shard: int, epoch: int, pool: int, rows: int) -> np.ndarray:
+        """The order of a pool's rows."""
+        return self._order(request, shard).permutation(epoch, pool, rows)
 
     def after(self, request: _Request) -> list[tuple[int, int, int]]:
         """Shard, epoch and number of the pools that follow those of the request's first rows."""
@@ -324,35 +339,49 @@ class _Reader:
 
     def __init__(self, source: ParquetSource):
         self._source = source
-        self._pools: dict[tuple, _Pool] = {}
+        self._rows: dict[tuple[int, bytes], _Rows] = {}
+        self._places: dict[tuple[int, ...], np.ndarray] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: tuple[_Request, Future] | None = None
 
-    def take(self, request: _Request, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows of a request; the thread then goes on with what will be asked next, if ``count`` steps are run."""
+    def take(self, request: _Request) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows of a request; the thread then goes on with what will be asked next."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="fathomgp-reader")
-        if self._ahead is None or self._ahead[0] != request:
+        if self._ahead is None or not _covers(self._ahead[0], request):
             self._ahead = request, self._thread.submit(self._source.assemble, request)
         arrays = self._ahead[1].result()
-        following = request._replace(start=request.start + count)
+        # The loop at most doubles the length of its chunks.
+        count = min(request.capacity, 2 * request.count + 1)
+        following = request._replace(start=request.start + request.count, count=count)
         self._ahead = following, self._thread.submit(self._source.assemble, following)
         self._thread.submit(self._warm, following)
         return arrays
 
-    def pool(self, request: _Request, shard: int, epoch: int, pool: int, rows: slice) -> tuple[np.ndarray, ...]:
-        """Rows of a pool, read if it is not in memory."""
-        return tuple(part[rows] for part in self._load(request, shard, epoch, pool))
+    def pool(self, request: _Request, shard: int, epoch: int, pool: int) -> tuple[_Rows, np.ndarray]:
+        """The rows of a pool, read if they are not in memory, and their order."""
+        groups = self._source.pool_groups(request, shard, epoch, pool)
+        rows = self._recall(self._rows, (shard, groups.tobytes()), lambda: self._source.load_groups(groups))
+        size = len(rows.index)
+        name = (shard, request.seed, int(request.ordered), epoch, pool)
+        order = self._recall(
+            self._places, name, lambda: self._source.pool_places(request, shard, epoch, pool, size).astype(np.int32)
+        )
+        return rows, order
 
     def _warm(self, request: _Request) -> None:
         for place in self._source.after(request):
-            self._load(request, *place)
+            self.pool(request, *place)
 
-    def _load(self, request: _Request, shard: int, epoch: int, pool: int) -> _Pool:
-        name = (request.seed, request.ordered, shard, epoch, pool)
-        if name not in self._pools:
-            mine = [known for known in self._pools if known[2] == shard]
-            for old in mine[:-1]:  # the newest may still be in use, and this one is next
-                del self._pools[old]
-            self._pools[name] = self._source.load_pool(request, shard, epoch, pool)
-        return self._pools[name]
+    @staticmethod
+    def _recall(known: dict, name: tuple, make: Callable[[], Any]) -> Any:
+        """What is known under a name whose first part is the shard; of each shard the last two are kept."""
+        if name not in known:
+            for old in [other for other in known if other[0] == name[0]][:-1]:
+                del known[old]
+            known[name] = make()
+        return known[name]
+
+
+def _covers(ahead: _Request, request: _Request) -> bool:
+    return ahead.count >= request.count and ahead._replace(count=request.count) == request

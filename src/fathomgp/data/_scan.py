@@ -127,11 +127,12 @@ def _scan_shard(files: ParquetFiles, choice: Choice, groups: np.ndarray, progres
 
 
 def _more_labels(seen: np.ndarray | None, values: np.ndarray) -> np.ndarray | None:
-    if seen is None or len(seen) > _MOST_LABELS:
+    if seen is None:
         return None
     if len(seen) and np.isin(values[:100], seen).all() and np.isin(values, seen).all():
         return seen
-    return np.union1d(seen, values)
+    distinct = np.union1d(seen, values)
+    return distinct if len(distinct) <= _MOST_LABELS else None
 
 
 def _describe(files: ParquetFiles, group: int, values: np.ndarray, finite: np.ndarray) -> str:

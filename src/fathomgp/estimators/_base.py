@@ -54,7 +54,7 @@ class _DeepGPEstimator(BaseEstimator):
 
     @double_precision
     def _fit(self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood) -> "_DeepGPEstimator":
-        """Fit to inputs and targets that are already numbers, or to a stream, which has both. Nothing is changed unless the fit succeeds."""
+        """Fit to numbers, or to a stream, which has its own targets. Nothing is changed unless the fit succeeds."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fitted = self._run_fit(X, targets, likelihood)

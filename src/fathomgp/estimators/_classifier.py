@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 from sklearn.base import ClassifierMixin
 
-from fathomgp.data import Targets, read_inputs, read_labels
+from fathomgp.data import ParquetSource, Targets, read_inputs, read_labels
 from fathomgp.errors import SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
+from fathomgp.estimators._prepare import stream_classes
 from fathomgp.estimators._settings import METHODS, choose, find_method
 from fathomgp.estimators._streaming import LearnsOn
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Bernoulli, RobustMax, Softmax
@@ -104,14 +105,23 @@ class DeepGPClassifier(ClassifierMixin, LearnsOn, _DeepGPEstimator):
         self.verbose = verbose
 
     @double_precision
-    def fit(self, X: Any, y: Any) -> "DeepGPClassifier":
-        """Fit to inputs (N, D) and labels (N,): arrays, lists, or pandas, polars and pyarrow tables."""
+    def fit(self, X: Any, y: Any = None) -> "DeepGPClassifier":
+        """Fit to inputs (N, D) and labels (N,): arrays, lists, or pandas, polars and pyarrow tables.
+
+        Data larger than memory: ``fit(ParquetSource("collisions/", "label"))``; labels are then numbers.
+        """
         return self._first_block(X, y, None)
 
     def _first_block(self, X: Any, y: Any, classes: Any) -> "DeepGPClassifier":
         """Fit; ``classes`` may name labels that y does not have yet."""
         self._check_settings()
         self._check_method()
+        if isinstance(X, ParquetSource):
+            self._open_stream(X, y)
+            classes = stream_classes(X)
+            self._fit(X, None, self._likelihood(len(classes)))
+            self.classes_ = classes
+            return self
         inputs, _ = read_inputs(X, estimator=self, reset=True)
         known = None if classes is None else np.unique(np.asarray(classes))
         targets, classes = read_labels(y, missing=self.missing, num_rows=len(inputs), classes=known)

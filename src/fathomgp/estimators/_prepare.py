@@ -56,12 +56,12 @@ def prepare_stream(
     x_scaler, y_scaler = Standardizer.from_moments(x_moments), Standardizer.identity(stream.num_outputs)
     if likelihood.scales_targets:
         y_scaler = Standardizer.from_moments(y_moments)
-    encoder = label_encoder(stream) if likelihood.target_kind == "class" else y_scaler
+    encoder = _label_encoder(stream) if likelihood.target_kind == "class" else y_scaler
     source = stream.standardized(x_scaler, encoder, dtype)
-    sample = source.subset(_RECIPE_ROWS, seed=seed)
-    likelihood.check_targets(np.asarray(y_scaler.inverse(sample[1].astype(np.float64))))
-    x_sample = sample[0].astype(np.float64)
-    return Prepared(source, x_sample, x_scaler, y_scaler, list(stream.target_names), stream.squeeze)
+    x, y, _ = source.subset(_RECIPE_ROWS, seed=seed)
+    if likelihood.target_kind != "class":
+        likelihood.check_targets(np.asarray(y_scaler.inverse(y.astype(np.float64))))
+    return Prepared(source, x.astype(np.float64), x_scaler, y_scaler, list(stream.target_names), stream.squeeze)
 
 
 def check_stream(stream: ParquetSource, y: Any, name: Any, method: Method) -> None:
@@ -74,15 +74,18 @@ def check_stream(stream: ParquetSource, y: Any, name: Any, method: Method) -> No
         )
 
 
-def label_encoder(stream: ParquetSource) -> Standardizer:
-    """The map from a stream's labels to 0, 1, ...: they must be equally spaced numbers."""
-    labels = stream.labels()
-    name = stream.target_names[0]
+def stream_classes(stream: ParquetSource) -> np.ndarray:
+    """The labels of a stream's target: equally spaced numbers, whole ones as such."""
+    labels, name = stream.labels(), stream.target_names[0]
     if stream.num_outputs != 1 or labels is None or len(labels) < 2:
         raise DataError(f"The target {name!r} holds no labels of two or more classes: use DeepGPRegressor for numbers.")
-    steps = np.diff(labels)
-    if np.any(steps != steps[0]):
-        raise DataError(
-            f"The labels of {name!r} are {', '.join(f'{label:g}' for label in labels[:10])}: number them 0, 1, 2, ..."
-        )
-    return Standardizer(labels[:1], steps[:1])
+    if len(np.unique(np.diff(labels))) > 1:
+        found = ", ".join(f"{label:g}" for label in labels[:10])
+        raise DataError(f"The labels of {name!r} are {found}: number them 0, 1, 2, ...")
+    return labels.astype(np.int64) if np.all(labels == np.floor(labels)) else labels
+
+
+def _label_encoder(stream: ParquetSource) -> Standardizer:
+    """The map from labels to 0, 1, ..."""
+    classes = stream_classes(stream).astype(np.float64)
+    return Standardizer(classes[:1], np.diff(classes)[:1])
