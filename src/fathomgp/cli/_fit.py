@@ -15,7 +15,9 @@ _FEW_ROWS = 10
 
 
 def fit(
-    data: Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file of numbers.")],
+    data: Annotated[
+        Path, typer.Argument(help="A CSV or Parquet file of numbers; a directory or glob of Parquet files is streamed.")
+    ],
     target: Annotated[str, typer.Option(help="The column to predict; several with commas between them.")],
     out: Annotated[Path, typer.Option(help="The directory for the model and its report.")],
     task: Annotated[
@@ -43,6 +45,15 @@ def fit(
     test_fraction: Annotated[
         float, typer.Option(help="The share of rows held out to score the model. 0 fits to every row, without scores.")
     ] = 0.1,
+    skip_nan: Annotated[
+        bool, typer.Option("--skip-nan", help="Streams: leave rows with NaN out instead of refusing them.")
+    ] = False,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Streams: join the job that Slurm, Open MPI or Kubernetes started.")
+    ] = False,
+    coordinator: Annotated[str | None, typer.Option(help="host:port of process 0, with --distributed.")] = None,
+    processes: Annotated[int | None, typer.Option(help="How many processes, with --distributed.")] = None,
+    rank: Annotated[int | None, typer.Option(help="The number of this one, from 0, with --distributed.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")] = False,
 ) -> None:
     """Fit a Gaussian process to a table.
@@ -50,7 +61,9 @@ def fit(
     The directory --out gets the model and report.html. The saved model is the one that was scored: it has not seen the
     held-out rows. Use --test-fraction 0 to fit to all of them.
     """
+    from fathomgp.cli._streams import is_stream, leaving_when_lost, open_stream
     from fathomgp.data import read_table
+    from fathomgp.fitting import is_first_process, start_distributed
 
     given: dict[str, Any] = {
         "method": method,
@@ -69,15 +82,48 @@ def fit(
     settings = {name: value for name, value in given.items() if value is not None}
     _check_directory(out)
     targets = words(target, "--target")
+    shared = {"random_state": random_state, "verbose": False if quiet else None}
+    if distributed or coordinator or processes or rank is not None:
+        if not is_stream(data):
+            raise SettingError(f"--distributed needs a stream, but {data} is one file: name a directory of Parquet files.")
+        start_distributed(coordinator, processes, rank)
+    if is_stream(data):
+        with leaving_when_lost():
+            stream = open_stream(
+                data, targets, test_fraction=test_fraction, seed=random_state, skip_nan=skip_nan, quiet=quiet
+            )
+            estimator = _stream_class(task)(**{"method": "dsvi"} | settings, **shared).fit(stream)
+        if is_first_process():
+            X_test, y_test = _held_out_frames(stream)
+            _finish(estimator, data, out, X_test, y_test, rows=stream.num_data + len(X_test), quiet=quiet)
+        return
     X, y = read_table(data, target=targets[0] if len(targets) == 1 else targets)
     train, test = _hold_out(len(X), test_fraction, random_state)
-    estimator = _estimator_class(task, y)(**settings, random_state=random_state, verbose=False if quiet else None)
+    estimator = _estimator_class(task, y)(**settings, **shared)
     estimator.fit(X.iloc[train], y.iloc[train])
+    _finish(estimator, data, out, X.iloc[test], y.iloc[test], rows=len(X), quiet=quiet)
+
+
+def _finish(estimator: Any, data: Path, out: Path, X_test: Any, y_test: Any, *, rows: int, quiet: bool) -> None:
+    """Write the model and its report, and say so."""
     estimator.save(out)
-    summary, page = _write_report(estimator, data, out, X.iloc[test], y.iloc[test], rows=len(X))
+    summary, page = _write_report(estimator, data, out, X_test, y_test, rows=rows)
     if not quiet:
-        show_pairs(summary, title=f"{data.name}: {', '.join(targets)}")
+        show_pairs(summary, title=f"{data.name}: {', '.join(estimator.target_names_)}")
         typer.echo(f"Model:  {out}\nReport: {page}")
+
+
+def _stream_class(task: str | None) -> Any:
+    """Numbers are taken as numbers unless the user says that they are labels."""
+    return _estimator_class(task or "regression", None)
+
+
+def _held_out_frames(stream: Any) -> tuple[Any, Any]:
+    import pandas as pd
+
+    X, y = stream.held_out()
+    targets = pd.DataFrame(y.reshape(len(X), -1), columns=list(stream.target_names))
+    return pd.DataFrame(X, columns=list(stream.input_names)), targets.iloc[:, 0] if stream.squeeze else targets
 
 
 def _estimator_class(task: str | None, y: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from fathomgp.data._exchange import exchange_arrays
 from fathomgp.data._parquet_files import ParquetFiles
 from fathomgp.data._scaling import Moments
+from fathomgp.errors import DataError
 
 #: Rows of the random sample that recipes and starts look at.
 SAMPLE_ROWS = 20_000
@@ -94,8 +95,19 @@ def scan_files(
     progress: Callable[[int], Any] | None = None,
 ) -> Scan:
     """Look at every row once. Each process looks at its own shards; what they found is then put together."""
-    parts = [_scan_shard(files, choice, shards[shard], progress) for shard in mine]
-    return _merge(files, parts if jax.process_count() == 1 else _exchange(files, parts[0]))
+    if jax.process_count() == 1:
+        return _merge(files, [_scan_shard(files, choice, shards[shard], progress) for shard in mine])
+    own, error = None, ""
+    try:
+        [own] = [_scan_shard(files, choice, shards[shard], progress) for shard in mine]
+    except DataError as complaint:
+        error = str(complaint)
+    # Everyone must hear of it, or the others would wait for this process.
+    complaints = [str(found["error"]) for found in exchange_arrays({"error": np.asarray(error)})]
+    if any(complaints):
+        raise DataError(next(filter(None, complaints)))
+    assert own is not None
+    return _merge(files, _exchange(files, own))
 
 
 def _scan_shard(files: ParquetFiles, choice: Choice, groups: np.ndarray, progress: Any) -> Scan:

@@ -24,6 +24,8 @@ _ROWS_A_DEVICE = 4096
 class OneDevice(AbstractPlacement):
     """Everything on JAX's default device."""
 
+    replicated: NamedSharding | None = None
+
     def everywhere(self, array: Any) -> Array:
         """The array as it is."""
         return jnp.asarray(array)
@@ -50,6 +52,7 @@ class ManyDevices(AbstractPlacement):
 
     def __init__(self, devices: list[Any]):
         self._mesh = jax.make_mesh((len(devices),), ("rows",), axis_types=(AxisType.Auto,), devices=devices)
+        self.replicated = NamedSharding(self._mesh, PartitionSpec())
         self._known: dict[int, tuple[Any, Array]] = {}
 
     def everywhere(self, array: Any) -> Array:
@@ -94,6 +97,13 @@ def choose_placement(batch_size: int | None) -> OneDevice | ManyDevices:
     if len(devices) > 1 and shared and batch_size // len(devices) >= _ROWS_A_DEVICE:  # type: ignore[operator]
         return ManyDevices(devices)
     return OneDevice()
+
+
+def keep_everywhere(tree: Any, replicated: NamedSharding | None) -> Any:
+    """Inside a compiled step: tell XLA to hold arrays on every device, whole."""
+    if replicated is None:
+        return tree
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, replicated), tree)
 
 
 def agree(tree: Any) -> Any:

@@ -17,6 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fathomgp._version import __version__
@@ -24,7 +25,7 @@ from fathomgp.data import AbstractFeed, AbstractSource
 from fathomgp.data._exchange import exchange_arrays
 from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError
 from fathomgp.fitting._checkpoint import Checkpointer, Checkpointing, Position, restore_state
-from fathomgp.fitting._devices import ManyDevices, OneDevice, agree, choose_placement
+from fathomgp.fitting._devices import ManyDevices, OneDevice, agree, choose_placement, keep_everywhere
 from fathomgp.fitting._guard import STOP_AFTER, Guard, guarded, new_guard
 from fathomgp.fitting._progress import Callback, Reporter
 from fathomgp.fitting._stopping import EarlyStopping
@@ -138,7 +139,8 @@ class _Run:
         if not self.resumed:
             self.state = self._enter(self.position.phase)
         self.resumed = False
-        self.placement = choose_placement(phase.batch_size)
+        size = None if phase.batch_size is None else min(phase.batch_size, self.source.num_data)
+        self.placement = choose_placement(size)
         self.state, self.guard, self.step_key = self.placement.spread((self.state, self.guard, self.step_key))
         # The static part of a chunk must not hold the number of steps: phases of one name share a compilation.
         kind = dataclasses.replace(phase, steps=0)
@@ -171,7 +173,16 @@ class _Run:
         ).placed(self.placement)
         with _lost_processes_named(self.position.total):
             state, guard, infos, steps, done = run_chunk(
-                self.inference, phase, self.state, self.guard, feed, self.position.total, count, self.step_key, capacity
+                self.inference,
+                phase,
+                self.state,
+                self.guard,
+                feed,
+                self.position.total,
+                count,
+                self.step_key,
+                capacity,
+                self.placement.replicated,
             )
             ran = int(steps)
         self._record(phase, infos, ran)
@@ -312,18 +323,20 @@ def run_chunk(
     count: int,
     key: PRNGKeyArray,
     capacity: int,
+    replicated: NamedSharding | None = None,
 ) -> tuple[Any, Guard, AbstractInfo, Int[Array, ""], Bool[Array, ""]]:
     """At most ``count`` steps of a phase; ends early when a step is done or the guard stops.
 
-    ``first`` is the number of the chunk's first step in the whole run. Returns the state, the guard, the figures of
+    ``first`` is the number of the chunk's first step in the whole run; ``replicated`` says how several devices hold
+    the state. Returns the state, the guard, the figures of
     every step (arrays of length ``capacity``), how many steps ran, and whether the phase is done.
     """
-    bounds = jnp.asarray([first, count], jnp.int32)
-    return _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity)
+    bounds = np.asarray([first, count], np.int32)
+    return _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity, replicated)
 
 
 @eqx.filter_jit
-def _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity):
+def _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity, replicated):
     first, count = bounds
     arrays, constants = eqx.partition(state, eqx.is_array)
 
@@ -335,7 +348,7 @@ def _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity)
         i, arrays, guard, infos, _ = carry
         new, info = one_step(arrays, i)
         new_arrays, _ = eqx.partition(new, eqx.is_array)
-        guard, arrays = guarded_arrays(guard, arrays, new_arrays, info.ok)
+        guard, arrays = guarded_arrays(guard, arrays, *keep_everywhere((new_arrays, info.ok), replicated))
         infos = jax.tree.map(lambda buffer, value: buffer.at[i].set(value), infos, info)
         return i + 1, arrays, guard, infos, info.done & info.ok
 
@@ -351,4 +364,5 @@ def _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity)
     buffers = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), info)
     start = (jnp.asarray(0, jnp.int32), arrays, guard, buffers, jnp.asarray(False))
     ran, arrays, guard, infos, done = jax.lax.while_loop(goes_on, body, start)
+    arrays, guard, infos, ran, done = keep_everywhere((arrays, guard, infos, ran, done), replicated)
     return eqx.combine(arrays, constants), guard, infos, ran, done

@@ -31,7 +31,8 @@ def stream_sum(function: Callable[[Rows, PRNGKeyArray], Any], batch: Batch, key:
 
     def split(part: Array) -> Array:
         padded = jnp.pad(part, ((0, blocks * length - size),) + ((0, 0),) * (part.ndim - 1))
-        return padded.reshape(blocks, length, *part.shape[1:])
+        # Every block takes rows from everywhere: devices that share the batch then share each block.
+        return jnp.swapaxes(padded.reshape(length, blocks, *part.shape[1:]), 0, 1)
 
     def add(total: Any, block: Any) -> tuple[Any, None]:
         number, rows = block
