@@ -167,7 +167,8 @@ def plot(arguments, sizes, figures):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-    for axis, name, label in zip(axes, ("peak_mib", "rows_per_second"), ("peak memory, MiB", "rows a second"), strict=True):
+    labels = {"peak_mib": "peak memory, MiB", "rows_per_second": "rows a second"}
+    for axis, (name, label) in zip(axes, labels.items(), strict=True):
         axis.plot(sizes, [figures[rows][name] for rows in sizes], "o-")
         axis.set(xscale="log", xlabel="rows", ylabel=label, ylim=(0, None))
     figure.savefig(pathlib.Path(arguments.out).with_suffix(".png"))
@@ -205,7 +206,8 @@ def predict_table(arguments):
             pq.read_metadata(file).num_rows == pq.read_metadata(pathlib.Path(directory, "out", file.name)).num_rows
             for file in pathlib.Path(path).iterdir()
         )
-    print(f"{rows:,} rows in {seconds:.0f} s, {rows / seconds:,.0f} a second; peak {peak:.0f} MiB; row counts equal: {same}")
+    print(f"{rows:,} rows in {seconds:.0f} s, {rows / seconds:,.0f} a second; peak {peak:.0f} MiB")
+    print(f"As many rows in every file as there were: {same}")
 
 
 KINDS = {"rows": rows_table, "processes": processes_table, "depth": depth_table, "predict": predict_table}

@@ -1,4 +1,4 @@
-"""One process of a distributed fit, for test_distributed: rank, processes, port, data, checkpoint, out, kill at, method."""
+"""One process of a distributed fit, for test_distributed; its arguments are in the order of the line below."""
 
 import os
 import signal
@@ -39,17 +39,15 @@ class Source(ParquetSource):
 
 with leaving_when_lost():
     source = Source(data, "y", buffer_rows=150, shards=2)
+    source = source.standardized(Standardizer.identity(2), Standardizer.identity(1), np.float64)
     if method == "walk":
         inference, model = toy.Walk(batch_size=20, phases=2), toy.tiny_model()
     else:
         x, _, _ = source.subset(500, seed=0)
-        model = build_model(x.astype(np.float64), Gaussian(0.5), 1, depth=2, num_inducing=6)
+        model = build_model(x, Gaussian(0.5), 1, depth=2, num_inducing=6)
         inference = DSVI(steps=200, batch_size=20, shallow_start=False, test_samples=5)
-        source = source.standardized(Standardizer.identity(2), Standardizer.identity(1), np.float64)
     settings = Checkpointing(checkpoint, every_seconds=None, every_steps=4)
-    result = fit_model(
-        inference, model, source, key=jax.random.key(7), checkpointing=settings, verbose=False
-    )
+    result = fit_model(inference, model, source, key=jax.random.key(7), checkpointing=settings, verbose=False)
 
 if method == "walk":
     leaves = [np.asarray(result.posterior.state.position)]

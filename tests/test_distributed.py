@@ -84,7 +84,7 @@ def test_a_lost_process_ends_the_job_and_a_restart_goes_on_bit_for_bit(trips, tm
 
 
 def test_half_an_address_is_refused():
-    with pytest.raises(SettingError, match="needs the coordinator, the number of processes and the rank"):
+    with pytest.raises(SettingError, match=r"needs the coordinator, the number of processes and the rank"):
         start_distributed("localhost:1234")
-    with pytest.raises(SettingError, match="The rank is 2, but 2 processes are numbered from 0"):
+    with pytest.raises(SettingError, match=r"The rank is 2, but 2 processes are numbered from 0"):
         start_distributed("localhost:1234", 2, 2)

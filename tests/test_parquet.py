@@ -96,9 +96,9 @@ def test_shards_share_the_rows_and_stay_unbiased(trips):
     assert [owner[row] for row in feed.index[0]] == [0] * 10 + [1] * 10 + [2] * 10
     sizes = [sum(len(span) for g, span in enumerate(spans(source)) if g % 3 == shard) for shard in range(3)]
     assert np.allclose(feed.weight, np.repeat(sizes, 10) * 3 / ROWS)
-    with pytest.raises(SettingError, match="batch_size is 40, which 3 processes cannot share"):
+    with pytest.raises(SettingError, match=r"batch_size is 40, which 3 processes cannot share"):
         rows_of(source, 1)
-    with pytest.raises(DataError, match="100 processes are to share 21 row groups"):
+    with pytest.raises(DataError, match=r"100 processes are to share 21 row groups"):
         rows_of(ParquetSource(trips, "y", shards=100), 1)
 
 
@@ -149,7 +149,7 @@ def test_held_out_rows_never_appear(trips, table):
 def test_rows_with_nan_are_counted_and_refused_or_skipped(trips, table):
     table.loc[[450, 460, 461], "b"] = [np.nan, np.inf, np.nan]
     table[420:700].to_parquet(trips / "1.parquet", row_group_size=GROUP, index=False)
-    with pytest.raises(DataError, match="3 rows hold NaN or infinity, the first in column 'b' of 1.parquet in row 30"):
+    with pytest.raises(DataError, match=r"3 rows hold NaN or infinity, the first in column 'b' of 1.parquet in row 30"):
         ParquetSource(trips, "y").moments()
     source = ParquetSource(trips, "y", nan="skip")
     assert source.num_data == ROWS - 3
@@ -162,9 +162,9 @@ def test_rows_with_nan_are_counted_and_refused_or_skipped(trips, table):
 
 
 def test_a_misspelt_column_names_the_near_miss(trips):
-    with pytest.raises(DataError, match="0.parquet has no target column 'yy': did you mean 'y'"):
+    with pytest.raises(DataError, match=r"0.parquet has no target column 'yy': did you mean 'y'"):
         ParquetSource(trips, "yy")
-    with pytest.raises(DataError, match="0.parquet has no column 'c': its columns are 'a', 'b', 'y'"):
+    with pytest.raises(DataError, match=r"0.parquet has no column 'c': its columns are 'a', 'b', 'y'"):
         ParquetSource(trips, "y", inputs=["a", "c"])
 
 
@@ -180,20 +180,20 @@ def test_files_must_have_the_same_columns(trips, table):
 
 def test_text_is_refused(trips, table):
     table.assign(b="x").to_parquet(trips / "3.parquet", index=False)
-    with pytest.raises(DataError, match="Column 'b' of 3.parquet holds .*string"):
+    with pytest.raises(DataError, match=r"Column 'b' of 3.parquet holds .*string"):
         ParquetSource(trips, "y")
 
 
 def test_broken_files_are_named(trips, table):
     whole = (trips / "2.parquet").read_bytes()
     (trips / "2.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="2.parquet cannot be read as Parquet, it may be truncated"):
+    with pytest.raises(DataError, match=r"2.parquet cannot be read as Parquet, it may be truncated"):
         ParquetSource(trips, "y")
     (trips / "2.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match="2.parquet is an empty file"):
+    with pytest.raises(DataError, match=r"2.parquet is an empty file"):
         ParquetSource(trips, "y")
     table[:0].to_parquet(trips / "2.parquet", index=False)
-    with pytest.raises(DataError, match="2.parquet has columns but no rows"):
+    with pytest.raises(DataError, match=r"2.parquet has columns but no rows"):
         ParquetSource(trips, "y")
 
 
@@ -201,7 +201,7 @@ def test_damage_inside_a_file_is_named_when_it_is_reached(trips):
     whole = bytearray((trips / "1.parquet").read_bytes())
     whole[4:400] = bytes(396)
     (trips / "1.parquet").write_bytes(bytes(whole))
-    with pytest.raises(DataError, match="1.parquet cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"1.parquet cannot be read as Parquet"):
         ParquetSource(trips, "y").moments()
 
 
@@ -209,22 +209,22 @@ def test_a_constant_target_is_refused(trips, table):
     for file in trips.iterdir():
         frame = pd.read_parquet(file).assign(y=3.0)
         frame.to_parquet(file, index=False)
-    with pytest.raises(DataError, match="The target 'y' is constant over all 1,000 rows"):
+    with pytest.raises(DataError, match=r"The target 'y' is constant over all 1,000 rows"):
         ParquetSource(trips, "y").moments()
 
 
 def test_no_files(tmp_path):
-    with pytest.raises(DataError, match="There is no Parquet file at"):
+    with pytest.raises(DataError, match=r"There is no Parquet file at"):
         ParquetSource(tmp_path / "nothing", "y")
     (tmp_path / "a.csv").write_text("a,y\n1,2\n")
-    with pytest.raises(DataError, match="holds CSV files: convert them"):
+    with pytest.raises(DataError, match=r"holds CSV files: convert them"):
         ParquetSource(tmp_path, "y")
 
 
 def test_settings_are_checked(trips):
-    with pytest.raises(SettingError, match="nan must be 'error' or 'skip'"):
+    with pytest.raises(SettingError, match=r"nan must be 'error' or 'skip'"):
         ParquetSource(trips, "y", nan="drop")
-    with pytest.raises(SettingError, match="hold_out must be at least 0"):
+    with pytest.raises(SettingError, match=r"hold_out must be at least 0"):
         ParquetSource(trips, "y", hold_out=1.0)
     with pytest.raises(DataError, match=r"A stream of 1,000 rows is not held in memory"):
         ParquetSource(trips, "y").everything()
@@ -257,7 +257,7 @@ def test_generated_tables_depend_on_the_seed_alone(name, inputs, target, tmp_pat
     pd.testing.assert_frame_equal(one, more[:2300])
     assert not one.equals(other)
     assert sorted(file.name for file in (tmp_path / "one").iterdir()) == [f"{name}-0000{n}.parquet" for n in range(3)]
-    with pytest.raises(DataError, match="is not an empty directory"):
+    with pytest.raises(DataError, match=r"is not an empty directory"):
         generate_table(name, 10, tmp_path / "one")
 
 
@@ -284,7 +284,7 @@ def test_the_best_auc_is_that_of_the_true_probability(rng):
 
 
 def test_unknown_generator(tmp_path):
-    with pytest.raises(SettingError, match="There is no generator 'taxis': did you mean 'taxi'"):
+    with pytest.raises(SettingError, match=r"There is no generator 'taxis': did you mean 'taxi'"):
         generate_table("taxis", 10, tmp_path / "out")
 
 
@@ -306,7 +306,7 @@ def test_csv_with_text_is_refused_and_nothing_is_written(table, tmp_path):
     with pytest.raises(DataError, match=r"Column 'b' of trips.csv holds text \('x' in row 7\)"):
         convert_csv(tmp_path / "trips.csv", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
-    with pytest.raises(DataError, match="There is no CSV file"):
+    with pytest.raises(DataError, match=r"There is no CSV file"):
         convert_csv(tmp_path / "nothing.csv", tmp_path / "elsewhere")
 
 

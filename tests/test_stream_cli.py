@@ -77,4 +77,5 @@ def test_generate_and_convert(run, tmp_path):
     frame.to_csv(tmp_path / "taxi.csv", index=False)
     run("data", "convert", tmp_path / "taxi.csv", "--out", tmp_path / "converted")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "converted"), frame)
-    assert "did you mean 'collider'" in run("data", "generate", "colider", "--rows", "9", "--out", tmp_path / "x", code=2).stderr
+    misspelt = run("data", "generate", "colider", "--rows", "9", "--out", tmp_path / "x", code=2)
+    assert "did you mean 'collider'" in misspelt.stderr

@@ -85,7 +85,7 @@ def fit(
     shared = {"random_state": random_state, "verbose": False if quiet else None}
     if distributed or coordinator or processes or rank is not None:
         if not is_stream(data):
-            raise SettingError(f"--distributed needs a stream, but {data} is one file: name a directory of Parquet files.")
+            raise SettingError(f"--distributed needs a stream, but {data} is one file: name a directory.")
         start_distributed(coordinator, processes, rank)
     if is_stream(data):
         with leaving_when_lost():

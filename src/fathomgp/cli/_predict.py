@@ -18,11 +18,9 @@ from fathomgp.errors import DataError, SettingError
 def predict(
     model: Annotated[Path, typer.Argument(help="The directory that fathomgp fit wrote.")],
     data: Annotated[
-        Path, typer.Argument(help="A CSV or Parquet file with the model's input columns, or a directory of Parquet files.")
+        Path, typer.Argument(help="A CSV or Parquet file with the model's inputs, or a directory of Parquet files.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The predictions: a .csv or .parquet file, or a directory for many files.")
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The predictions: a .csv or .parquet file, or a directory.")],
     quantiles: Annotated[str, typer.Option(help="Probabilities of the quantile columns.")] = "0.05,0.5,0.95",
 ) -> None:
     """Predict the target for every row of a table.

@@ -7,9 +7,9 @@ from fathomgp.data._generate import GENERATORS as GENERATORS
 from fathomgp.data._generate import generate_table as generate_table
 from fathomgp.data._generated import step_function as step_function
 from fathomgp.data._generated import step_truth as step_truth
-from fathomgp.data._labels import read_labels as read_labels
 from fathomgp.data._journeys import JOURNEY_INPUTS as JOURNEY_INPUTS
 from fathomgp.data._journeys import JOURNEY_NOISE as JOURNEY_NOISE
+from fathomgp.data._labels import read_labels as read_labels
 from fathomgp.data._named import Dataset as Dataset
 from fathomgp.data._named import fetch_dataset as fetch_dataset
 from fathomgp.data._named import list_datasets as list_datasets

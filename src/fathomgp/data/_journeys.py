@@ -43,7 +43,8 @@ def journey_seconds(X: Float[np.ndarray, "N 9"]) -> Float64[np.ndarray, " N"]:
     # Beyond about seven kilometres the rest of the way is motorway.
     street = 7.0 - np.logaddexp(0.0, 4.0 * (7.0 - distance)) / 4.0
     motorway = distance - street
-    return 150.0 + winter * 3600.0 * (street / speed + motorway / 65.0) + _crossing(north, east, north_off, east_off, rush)
+    driving = winter * 3600.0 * (street / speed + motorway / 65.0)
+    return 150.0 + driving + _crossing(north, east, north_off, east_off, rush)
 
 
 def draw_journeys(rows: int, rng: np.random.Generator) -> dict[str, Float32[np.ndarray, " N"]]:

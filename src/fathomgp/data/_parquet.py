@@ -1,10 +1,11 @@
 """Data larger than memory: Parquet files, streamed in a seeded random order by a thread that reads ahead."""
 
 import copy
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +23,8 @@ _BUFFER_BYTES = 64 << 20
 _MOST_ROWS = 2**31 - 1
 
 
-class _Request(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Request:
     """A stretch of steps of a phase, and the shape of their batches."""
 
     start: int
@@ -34,7 +36,8 @@ class _Request(NamedTuple):
     seed: int
 
 
-class _Rows(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Rows:
     """Rows of some row groups in memory, in the order of the files."""
 
     x: Float32[np.ndarray, "N D"]
@@ -316,7 +319,7 @@ class ParquetSource(AbstractSource):
                 "start fewer, or write the files again with smaller row groups."
             )
         if self._files.num_rows > _MOST_ROWS:
-            raise DataError(f"The files hold {self._files.num_rows:,} rows, more than {_MOST_ROWS:,}: give fewer files.")
+            raise DataError(f"There are {self._files.num_rows:,} rows, more than {_MOST_ROWS:,}: give fewer files.")
 
     def _check_scan(self, found: Scan) -> None:
         if found.broken and not self._choice.skip_nan:
@@ -331,7 +334,8 @@ class ParquetSource(AbstractSource):
             raise DataError(f"No row is left for process {empty[0]}: start fewer processes.")
         for name, spread in zip(self.target_names, found.moments.M2[self.num_inputs :], strict=True):
             if spread == 0.0:
-                raise DataError(f"The target {name!r} is constant over all {found.counts.sum():,} rows: choose another.")
+                rows = found.counts.sum()
+                raise DataError(f"The target {name!r} is constant over all {rows:,} rows: choose another.")
 
 
 class _Reader:
@@ -353,7 +357,7 @@ class _Reader:
         arrays = self._ahead[1].result()
         # The loop at most doubles the length of its chunks.
         count = min(request.capacity, 2 * request.count + 1)
-        following = request._replace(start=request.start + request.count, count=count)
+        following = dataclasses.replace(request, start=request.start + request.count, count=count)
         self._ahead = following, self._thread.submit(self._source.assemble, following)
         self._thread.submit(self._warm, following)
         return arrays
@@ -384,4 +388,4 @@ class _Reader:
 
 
 def _covers(ahead: _Request, request: _Request) -> bool:
-    return ahead.count >= request.count and ahead._replace(count=request.count) == request
+    return ahead.count >= request.count and dataclasses.replace(ahead, count=request.count) == request

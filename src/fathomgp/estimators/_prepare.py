@@ -48,9 +48,7 @@ def prepare_arrays(
     return Prepared(source, sample, x_scaler, y_scaler, names, targets.squeeze)
 
 
-def prepare_stream(
-    stream: ParquetSource, likelihood: AbstractLikelihood, *, dtype: Any, seed: int
-) -> Prepared:
+def prepare_stream(stream: ParquetSource, likelihood: AbstractLikelihood, *, dtype: Any, seed: int) -> Prepared:
     """A stream, standardised as it is read."""
     x_moments, y_moments = stream.moments()
     x_scaler, y_scaler = Standardizer.from_moments(x_moments), Standardizer.identity(stream.num_outputs)

@@ -42,7 +42,7 @@ def start_distributed(
         ) from error
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise SettingError(f"The processes of the job did not find each other ({reason}): check the address.") from error
+        raise SettingError(f"The processes did not find each other ({reason}): check the coordinator.") from error
 
 
 def is_first_process() -> bool:

@@ -153,7 +153,8 @@ class _Run:
             began = time.monotonic()
             done, ran = self._run_chunk(kind, count, capacity)
             seconds = time.monotonic() - began
-            pace = pace if shared else int(np.clip(_CHUNK_SECONDS * ran / max(seconds, 1e-6), max(1, pace // 2), 2 * pace + 1))
+            if not shared:
+                pace = int(np.clip(_CHUNK_SECONDS * ran / max(seconds, 1e-6), max(1, pace // 2), 2 * pace + 1))
             self._report(phase)
             done = self._check_guard() or done or self._stops_early(phase)
             if self.checkpointer is not None and self.checkpointer.due(self.position.total) and not done:
