@@ -55,15 +55,18 @@ def _convert(path: pathlib.Path, out: pathlib.Path, progress: Callable[[int], An
         raise DataError(f"{path} is an empty file: remove it, or write it again.")
     rows = 0
     try:
-        with path.open("rb") as file, GroupWriter(out) as writer:
-            with pd.read_csv(file, chunksize=GROUP_ROWS, low_memory=False) as reader:
-                before = 0
-                for block in reader:
-                    writer.write(_as_float32(block, path, rows))
-                    rows += len(block)
-                    if progress is not None:
-                        progress(file.tell() - before)
-                        before = file.tell()
+        with (
+            path.open("rb") as file,
+            GroupWriter(out) as writer,
+            pd.read_csv(file, chunksize=GROUP_ROWS, low_memory=False) as reader,
+        ):
+            before = 0
+            for block in reader:
+                writer.write(_as_float32(block, path, rows))
+                rows += len(block)
+                if progress is not None:
+                    progress(file.tell() - before)
+                    before = file.tell()
     except pd.errors.ParserError as error:
         raise DataError(f"{path} cannot be read as CSV ({error}): check or export it again.") from error
     if rows == 0:
