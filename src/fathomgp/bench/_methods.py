@@ -15,6 +15,8 @@ METHODS: dict[str, Mapping[str, Any]] = {
     "sghmc": {"method": "sghmc", "depth": 2, "num_inducing": 100},
     "stride": {"method": "stride", "depth": 2, "num_inducing": 100},
     "sequential": {"method": "sequential", "depth": 2, "num_inducing": 100},
+    "aep": {"method": "aep", "depth": 2, "num_inducing": 100},
+    "meanfield": {"method": "meanfield", "depth": 2, "num_inducing": 100},
 }
 """Arguments of :class:`~fathomgp.DeepGPRegressor`. A method that names a depth or a number of inducing points takes
 these two from the command line, the others ignore them."""

@@ -20,9 +20,11 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
 
     Args:
         method: how to fit: ``"exact"`` (all data, O(N^3)), ``"sgpr"`` (inducing points, O(N M^2)), ``"dsvi"`` (deep,
-            stochastic variational inference), ``"sequential"`` (deep, row by row, goes on with ``partial_fit``), or an
-            inference object such as ``Exact(restarts=5)``.
-        depth: the number of GP layers; ``None`` is the method's own (1 for exact and sgpr, 2 for dsvi).
+            stochastic variational inference), ``"sghmc"`` (deep, sampling), ``"aep"`` (deep, deterministic expectation
+            propagation), ``"meanfield"`` (deep, the classic baseline), ``"stride"`` (deep, Monte Carlo EM),
+            ``"sequential"`` (deep, row by row, goes on with ``partial_fit``), or an inference object such as
+            ``Exact(restarts=5)``.
+        depth: the number of GP layers; ``None`` is the method's own (1 for exact and sgpr, 2 for the deep ones).
         num_inducing: inducing points a layer, for the methods that use them.
         hidden_dim: width of the inner layers: one number, or one a layer; as many as inputs (at most 30) by default.
         kernel: a name (``"rbf"``, ``"matern32"``, ``"linear"``, ...) or a kernel object; one, or one a layer.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fathomgp.errors import SettingError
-from fathomgp.inference import DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Decoupled, Exact, Sequential
+from fathomgp.inference import AEP, DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Decoupled, Exact, MeanField, Sequential
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,9 @@ METHODS: dict[str, Method] = {
         architectures=("composition", "convolution", "injective"),
     ),
     "sequential": Method(Sequential, Sequential, 2, True, True, precisions=("double", "mixed"), grows=True),
+    # Variances are differences of psi statistics: single precision loses them.
+    "aep": Method(AEP, AEP, default_depth=2, uses_inducing=True, uses_batches=True, precisions=("double",)),
+    "meanfield": Method(MeanField, MeanField, 2, True, uses_batches=False, precisions=("double",), classifies=False),
 }
 
 #: What a recipe says about the algorithm of that name, beside the model's start: the paper's, to the letter.

@@ -8,6 +8,7 @@ with interpolation where it is safe.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,11 +18,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.errors import NonFiniteError
 from fathomgp.inference._base import AbstractInfo
-from fathomgp.model import DeepGP
 from fathomgp.parameters import partition
 
+#: Whatever holds parameters: a deep GP, usually.
+Model = Any
+
 #: What is minimised (NaN or infinity where a covariance cannot be factorised), and the jitter it needed.
-Objective = Callable[[DeepGP], tuple[Float[Array, ""], Float[Array, ""]]]
+Objective = Callable[[Model], tuple[Float[Array, ""], Float[Array, ""]]]
 
 #: Pairs of steps and gradient changes that describe the curvature.
 _MEMORY = 10
@@ -67,7 +70,7 @@ class LBFGSState(eqx.Module):
         starts: how many starts have begun.
     """
 
-    model: DeepGP
+    model: Model
     origin: Float[Array, " n"]
     point: Float[Array, " n"]
     value: Float[Array, ""]
@@ -75,7 +78,7 @@ class LBFGSState(eqx.Module):
     curvature: Curvature
     search: Search
     stalls: Int[Array, ""]
-    best: DeepGP
+    best: Model
     best_value: Float[Array, ""]
     starts: Int[Array, ""]
 
@@ -90,21 +93,21 @@ class LBFGSInfo(AbstractInfo):
     gradient: Float[Array, ""]
 
 
-def lbfgs_init(model: DeepGP) -> LBFGSState:
+def lbfgs_init(model: Model) -> LBFGSState:
     """The state before the first start."""
     origin = model_to_point(model)
     return _begin(model, origin, model, jnp.asarray(jnp.inf, origin.dtype), jnp.asarray(0, jnp.int32))
 
 
 @eqx.filter_jit
-def lbfgs_begin(state: LBFGSState, model: DeepGP) -> LBFGSState:
+def lbfgs_begin(state: LBFGSState, model: Model) -> LBFGSState:
     """Remember the best end so far and begin again at ``model``."""
     best_value = jnp.minimum(state.value, state.best_value)
     return _begin(model, state.origin, best_model(state), best_value, state.starts + 1)
 
 
 @eqx.filter_jit
-def lbfgs_shuffle(state: LBFGSState, *, spread: float, key: PRNGKeyArray) -> DeepGP:
+def lbfgs_shuffle(state: LBFGSState, *, spread: float, key: PRNGKeyArray) -> Model:
     """The first start itself the first time, a random point around it afterwards."""
     shift = spread * jax.random.uniform(key, state.origin.shape, state.origin.dtype, -1.0, 1.0)
     return point_to_model(state, jnp.where(state.starts == 0, state.origin, state.origin + shift))
@@ -128,7 +131,7 @@ def lbfgs_step(objective: Objective, state: LBFGSState, *, tolerance: float) -> 
     return new, LBFGSInfo(new.value, jnp.asarray(True), done, jitter, slope)
 
 
-def lbfgs_minimise(objective: Objective, model: DeepGP, *, max_steps: int, tolerance: float) -> DeepGP:
+def lbfgs_minimise(objective: Objective, model: Model, *, max_steps: int, tolerance: float) -> Model:
     """The model after at most ``max_steps`` steps from ``model``, all within one compiled loop."""
     start, constants = eqx.partition(lbfgs_init(model), eqx.is_array)
 
@@ -145,7 +148,7 @@ def lbfgs_minimise(objective: Objective, model: DeepGP, *, max_steps: int, toler
     return best_model(eqx.combine(arrays, constants))
 
 
-def fitted_model(state: LBFGSState) -> DeepGP:
+def fitted_model(state: LBFGSState) -> Model:
     """:func:`best_model`, or an error when no start found a finite value. On the host."""
     if not bool(jnp.isfinite(jnp.minimum(state.value, state.best_value))):
         raise NonFiniteError(
@@ -155,20 +158,20 @@ def fitted_model(state: LBFGSState) -> DeepGP:
 
 
 @eqx.filter_jit
-def best_model(state: LBFGSState) -> DeepGP:
+def best_model(state: LBFGSState) -> Model:
     """The model at the better of the current point and the best earlier end."""
     better = state.value < state.best_value
     current = point_to_model(state, state.point)
     return jax.tree.map(lambda new, old: jnp.where(better, new, old), current, state.best)
 
 
-def model_to_point(model: DeepGP) -> Float[Array, " n"]:
+def model_to_point(model: Model) -> Float[Array, " n"]:
     """The trainable leaves as one vector, in the model's precision even when there are none."""
     dtype = jnp.result_type(*(leaf.dtype for leaf in jax.tree.leaves(model) if eqx.is_inexact_array(leaf)))
     return ravel_pytree(partition(model)[0])[0].astype(dtype)
 
 
-def point_to_model(state: LBFGSState, point: Float[Array, " n"]) -> DeepGP:
+def point_to_model(state: LBFGSState, point: Float[Array, " n"]) -> Model:
     """The model whose trainable leaves stand in ``point``."""
     learned, constant = partition(state.model)
     return eqx.combine(ravel_pytree(learned)[1](point), constant)
@@ -178,7 +181,7 @@ def point_to_model(state: LBFGSState, point: Float[Array, " n"]) -> DeepGP:
 
 
 def _begin(
-    model: DeepGP, origin: Float[Array, " n"], best: DeepGP, best_value: Float[Array, ""], starts: Int[Array, ""]
+    model: Model, origin: Float[Array, " n"], best: Model, best_value: Float[Array, ""], starts: Int[Array, ""]
 ) -> LBFGSState:
     """A state whose first step evaluates the start itself: the direction is zero."""
     point = model_to_point(model)

@@ -17,14 +17,17 @@ BLOCK = 2048
 Rows = tuple[Array, Array, Array, Array]
 
 
-def stream_sum(function: Callable[[Rows, PRNGKeyArray], Any], batch: Batch, key: PRNGKeyArray) -> Any:
+def stream_sum(
+    function: Callable[[Rows, PRNGKeyArray], Any], batch: Batch, key: PRNGKeyArray, block: int | None = None
+) -> Any:
     """``function(rows, key)`` summed over blocks of rows; the last block is padded with rows of weight 0.
 
     Memory is one block's, whatever the batch, when ``function`` returns sums: a value and its gradients, for instance.
+    ``block`` is the number of rows that it should see at a time.
     """
     rows = (batch.x, batch.y, batch.observed, batch.weight)
     size = len(batch.x)
-    blocks = max(1, round(size / BLOCK))
+    blocks = max(1, round(size / (block or BLOCK)))
     if blocks == 1:
         return function(rows, key)
     length = -(-size // blocks)

@@ -175,7 +175,7 @@ def elbo(
     model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, key: PRNGKeyArray, num_samples: int = 1
 ) -> Float[Array, ""]:
     """The bound (17), estimated from a batch: plainly, for tests and for whoever wants to differentiate it."""
-    conditionals, _ = _condition_all(model, q)
+    conditionals, _ = condition_all(model, q)
     rows = (batch.x, batch.y, batch.observed, batch.weight)
     data_term = expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
     return batch.scale * data_term - kl_divergence(q)
@@ -214,7 +214,7 @@ def negative_data_term(
     The pull-back of the M x M part is taken once, with cotangents summed over blocks of rows. ``condition`` makes the
     layers' q(f) of the model and another kind of q (decoupled ones).
     """
-    condition = condition or _condition_all
+    condition = condition or condition_all
     dtype = batch.x.dtype
     learned, constant = partition(model)
 
@@ -319,7 +319,8 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-def _condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditional], list[Any]]:
+def condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditional], list[Any]]:
+    """q(f) of every layer, and what the factorisations of k(Z, Z) had to say."""
     whiteners = prepare_all(model.layers)
     conditionals = [condition_on(*parts) for parts in zip(model.layers, whiteners, q, strict=True)]
     return conditionals, [whitener.report for whitener in whiteners]
@@ -327,7 +328,7 @@ def _condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditi
 
 @eqx.filter_jit
 def _posterior(model: DeepGP, q: tuple[Whitened, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
-    conditionals, reports = _condition_all(model, q)
+    conditionals, reports = condition_all(model, q)
     return LayeredPosterior(model, tuple(conditionals), num_samples), reports
 
 

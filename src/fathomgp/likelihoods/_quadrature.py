@@ -1,24 +1,22 @@
-r"""Expectations under Gaussians, where no closed form exists: the one place that holds nodes and weights.
+r"""Expectations under Gaussians, where no closed form exists.
 
 * :func:`expectation`: Gauss-Hermite, :math:`E[g(f)] \approx \sum_q w_q g(\mu + \sigma z_q)`, 20 nodes.
 * :func:`log_expectation`: the same for :math:`\log E[e^{\ell(f)}]`, with the nodes moved to the mode of the integrand
   and scaled by its curvature (adaptive Gauss-Hermite): right even where the likelihood is much the narrower one.
 * :func:`log_gamma_rule`: the trapezoid rule in :math:`u = \log t` under a gamma density, which converges exponentially.
-* :func:`normal_points`: quasi Monte Carlo for several dimensions at once.
 
 References:
     Liu and Pierce (1994), A note on Gauss-Hermite quadrature. Biometrika 81.
     Trefethen and Weideman (2014), The exponentially convergent trapezoidal rule. SIAM Review 56.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
+from fathomgp._rules import normal_rule
 from fathomgp.likelihoods._special import safe_sqrt
 
 NUM_NODES = 20
@@ -61,12 +59,6 @@ def log_expectation(
     return jax.nn.logsumexp(jax.vmap(term)(nodes, log_weights), axis=0) + jnp.log(shrink)
 
 
-def normal_rule(num_nodes: int, dtype: jnp.dtype) -> tuple[Float[Array, " nodes"], Float[Array, " nodes"]]:
-    """Gauss-Hermite nodes and log weights for the standard normal."""
-    nodes, log_weights = _hermite(num_nodes)
-    return jnp.asarray(nodes, dtype), jnp.asarray(log_weights, dtype)
-
-
 def log_gamma_rule(
     shape: Float[Array, "..."],
     rate: Float[Array, "..."],
@@ -100,11 +92,6 @@ def log_gamma_average_rule(
     return u, jnp.exp(log_weights)
 
 
-def normal_points(dimension: int, num_points: int, dtype: jnp.dtype) -> Float[Array, "points dimension"]:
-    """Fixed quasi Monte Carlo points whose mean, covariance and odd moments are those of the standard normal."""
-    return jnp.asarray(_sobol_normal(dimension, num_points), dtype)
-
-
 def _mode(tilt: Elementwise, origin: Float[Array, "N P"]) -> tuple[Float[Array, "N P"], Float[Array, "N P"]]:
     """Mode and width (at most 1) of ``exp(tilt(e) - e^2/2)``, by bisection on the slope.
 
@@ -128,23 +115,3 @@ def _mode(tilt: Elementwise, origin: Float[Array, "N P"]) -> tuple[Float[Array, 
     shift = jax.lax.stop_gradient(0.5 * (low + high))
     curvature = jax.jvp(lambda e: slope_of(e, *constants), (shift,), (jnp.ones_like(shift),))[1]
     return shift, jax.lax.stop_gradient(jax.lax.rsqrt(1.0 + jnp.maximum(-curvature, 0.0)))
-
-
-@functools.lru_cache
-def _hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
-    return nodes, np.log(weights / weights.sum())
-
-
-@functools.lru_cache
-def _sobol_normal(dimension: int, num_points: int) -> np.ndarray:
-    # scipy.stats costs half a second to import: only those who use softmax pay for it.
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
-    half = qmc.Sobol(dimension, scramble=False).random(num_points // 2)
-    offset = np.random.default_rng(0).uniform(size=dimension)
-    points = ndtri(np.clip((half + offset) % 1.0, 1e-12, 1.0 - 1e-12))
-    points = np.concatenate([points, -points])
-    eigenvalues, vectors = np.linalg.eigh(points.T @ points / num_points)
-    return points @ (vectors / np.sqrt(eigenvalues)) @ vectors.T

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from fathomgp._rules import normal_rule
 from fathomgp.errors import SettingError
 from fathomgp.likelihoods._classes import AbstractClassLikelihood, check_num_classes, one_hot
-from fathomgp.likelihoods._quadrature import NUM_NODES, normal_rule
+from fathomgp.likelihoods._quadrature import NUM_NODES
 from fathomgp.likelihoods._special import log_ndtr, safe_sqrt
 
 

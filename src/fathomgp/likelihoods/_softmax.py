@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp._rules import normal_points
 from fathomgp.likelihoods._classes import AbstractClassLikelihood, check_num_classes, one_hot
-from fathomgp.likelihoods._quadrature import normal_points
 from fathomgp.likelihoods._special import safe_sqrt
 
 

@@ -1,0 +1,271 @@
+r"""Approximate expectation propagation for deep GPs (Bui, Hernandez-Lobato, Hernandez-Lobato, Li and Turner 2016).
+
+Every layer keeps M whitened inducing values with a Gaussian q(v), the prior times N equal data factors. A datum's
+cavity is q without the share a = alpha/N of these factors, a geometric step from q towards the prior,
+
+.. math:: q^{\setminus}(v) \propto q(v)^{1-a} p(v)^a .
+
+With :math:`Z_n = E_{q^\setminus}[p(y_n | f_n)^\alpha]` and phi the log normaliser of a Gaussian, the power-EP energy
+
+.. math:: E &= \sum_l \big\{\phi_p + (\tfrac1a - 1)\phi_q - \tfrac1a\phi_{\setminus}\big\}
+               - \tfrac1\alpha \sum_n \log Z_n \\
+            &= \sum_l \big\{ KL[q\|p] - \tfrac1a KL[q\|q^\setminus] \big\} - \tfrac1\alpha \sum_n \log Z_n
+
+(minus its equation (18) at alpha = 1) is minimised over q, inducing inputs and hyperparameters at once. The second
+form is the one computed: nothing large cancels in it, and it shows the variational bound as the limit alpha -> 0. log Z
+comes from one deterministic pass that matches moments layer by layer (:mod:`fathomgp.inference._propagation`): there is
+no sampling noise but that of minibatches.
+
+q is held by mean and root, not by the factors' natural parameters: the cavity then always exists. Everything follows
+Adam, from the start that doubly stochastic inference uses. Natural gradients, which serve that method's last layer,
+diverge here: at the minimum the precision of q is I + sum_n (v_n - alpha r_n^2) a_n a_n^T / v_n^2 for residuals r and
+v = alpha var + noise, less than the curvature of the energy in the mean by the share alpha.
+"""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from fathomgp.data import AbstractSource, Batch
+from fathomgp.errors import SettingError
+from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
+from fathomgp.inference._descent import descend, lower_roots
+from fathomgp.inference._propagation import PropagatedPosterior, Spread, diagonal, match_all, propagate
+from fathomgp.inference._streaming import BLOCK, Rows, stream_sum
+from fathomgp.inference.dsvi import (
+    DSVIState,
+    condition_all,
+    initial_q,
+    kl_divergence,
+    schedule,
+    shallow_start,
+)
+from fathomgp.kernels.expectations import block_rows
+from fathomgp.likelihoods import AbstractLikelihood, Gaussian
+from fathomgp.linalg import check_factor, inverse_lower, logdet_lower, safe_cholesky
+from fathomgp.model import DeepGP, Whitened
+from fathomgp.parameters import all_finite, partition
+
+AEPState = DSVIState
+
+
+class AEPInfo(AbstractInfo):
+    """The figures of a step.
+
+    Attributes:
+        objective: the energy a datum.
+        ok: whether the step gave finite numbers.
+        done: never.
+        jitter: of the inducing points' covariances.
+        kl: KL[q || p] a datum.
+        clamped: the number of variances that rounding had made negative.
+    """
+
+    objective: Float[Array, ""]
+    ok: Bool[Array, ""]
+    done: Bool[Array, ""]
+    jitter: Float[Array, ""]
+    kl: Float[Array, ""]
+    clamped: Float[Array, ""]
+
+
+class AEP(AbstractInference):
+    """Approximate (power) expectation propagation with tied factors.
+
+    Attributes:
+        alpha: the power, in (0, 1]: 1 is the paper's expectation propagation, towards 0 it becomes variational. Tied
+            factors leave q with about the share 1 - alpha of the precision that the data give, and less noise makes up
+            for it; 1 still predicted better than 0.5 where both were measured (boston, energy, yacht).
+        steps: how many, when the user does not say.
+        batch_size: rows a step; data with fewer rows are used whole.
+        learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
+        correlated: whether a layer's outputs stay correlated on their way to the next layer and into a Gaussian
+            likelihood of several outputs (the paper's section 8); the first layer's are independent anyway.
+        test_samples: 1 predicts by one deterministic pass; more predict by so many sample paths.
+        shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only).
+        inner_root: standard deviation of the inner layers' q at the start, in units of the prior's.
+    """
+
+    alpha: float = eqx.field(static=True, default=1.0)
+    steps: int = eqx.field(static=True, default=500)
+    batch_size: int = eqx.field(static=True, default=1024)
+    learning_rate: float = eqx.field(static=True, default=0.01)
+    correlated: bool = eqx.field(static=True, default=False)
+    test_samples: int = eqx.field(static=True, default=1)
+    shallow_start: bool = eqx.field(static=True, default=True)
+    inner_root: float = eqx.field(static=True, default=0.01)
+
+    def __check_init__(self):
+        if not 0.0 < self.alpha <= 1.0:
+            raise SettingError(f"alpha is a power above 0 and up to 1, but it is {self.alpha}.")
+        for name in ("steps", "batch_size", "test_samples"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        if self.learning_rate <= 0.0:
+            raise SettingError(f"learning_rate must be positive, but it is {self.learning_rate}.")
+
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> AEPState:
+        """Start q at the prior's mean; the last layer's from the shallow start if asked."""
+        q = initial_q(model, inner_root=self.inner_root)
+        if self.shallow_start and isinstance(model.likelihood, Gaussian):
+            model, last = shallow_start(model, data, key=key)
+            q = (*q[:-1], last)
+        zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), q[0].mean.dtype)
+        return AEPState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
+
+    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
+        """One phase of ``max_iter`` steps."""
+        return (Phase("energy", self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
+
+    def enter(self, phase: Phase, state: AEPState, data: AbstractSource, *, key: PRNGKeyArray) -> AEPState:
+        """Tell the schedule how many steps there will be."""
+        return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(phase.steps, jnp.int32))
+
+    def step(self, phase: Phase, state: AEPState, batch: Batch, *, key: PRNGKeyArray) -> tuple[AEPState, AEPInfo]:
+        """One Adam step on the energy."""
+        value, (jitter, clamped), gradient = energy_without_kl(
+            state.model, state.q, batch, alpha=self.alpha, correlated=self.correlated
+        )
+        model_gradient, q_gradient = gradient
+        kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
+        pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
+        total = (partition(model_gradient)[0], lower_roots(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
+        model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
+        objective = (value + kl) / batch.num_data
+        ok = jnp.isfinite(objective) & all_finite((model, q))
+        new = AEPState(model, q, adam, state.steps + 1, state.horizon, state.caution)
+        return new, AEPInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data, clamped)
+
+    def back_off(self, state: AEPState) -> AEPState:
+        """Halve the step sizes."""
+        return eqx.tree_at(lambda s: s.caution, state, 0.5 * state.caution)
+
+    def posterior(self, state: AEPState, data: AbstractSource | None) -> PropagatedPosterior:
+        """q(f), answered by the deterministic pass or by sample paths."""
+        conditionals, reports = eqx.filter_jit(condition_all)(state.model, state.q)
+        for level, report in enumerate(reports):
+            check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
+        return PropagatedPosterior(state.model, tuple(conditionals), self.correlated, self.test_samples)
+
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
+
+# --- the energy -------------------------------------------------------------------------------------------------------
+
+
+def energy(
+    model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, alpha: float = 1.0, correlated: bool = False
+) -> Float[Array, ""]:
+    """The power-EP energy, estimated from a batch: plainly, for tests and for whoever wants to differentiate it."""
+    cavities, correction = remove_share(q, alpha / batch.num_data)
+    layers = match_all(model, condition_all(model, cavities)[0], correlated)
+    total, _ = sum_log_z(model, layers, (batch.x, batch.y, batch.observed, batch.weight), alpha, correlated)
+    return kl_divergence(q) - correction - batch.scale / alpha * total
+
+
+def energy_without_kl(
+    model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, alpha: float, correlated: bool = False
+) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, ""]], Any]:
+    """The energy without KL[q || p], (jitter, clamped variances), and its gradient with respect to the model and q.
+
+    The pull-back of the M x M part is taken once, with cotangents summed over blocks of rows.
+    """
+    learned, constant = partition(model)
+
+    def without_data(learned: DeepGP, q: tuple[Whitened, ...]) -> tuple[Any, Float[Array, ""]]:
+        cavities, correction = remove_share(q, alpha / batch.num_data)
+        model = eqx.combine(learned, constant)
+        conditionals, reports = condition_all(model, cavities)
+        jitter = jnp.max(jnp.stack([report.jitter for report in reports]))
+        return (match_all(model, conditionals, correlated), correction), jitter
+
+    (layers, correction), pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
+
+    def with_data(learned: DeepGP, layers: Any, rows: Rows, key: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return sum_log_z(eqx.combine(learned, constant), layers, rows, alpha, correlated)
+
+    block_gradient = functools.partial(jax.value_and_grad(with_data, (0, 1), has_aux=True), learned, layers)
+    unused = jax.random.key(0)
+    (total, clamped), (direct, cotangent) = stream_sum(block_gradient, batch, unused, _rows_at_a_time(model))
+    scale = -batch.scale / alpha
+    cotangent, direct = jax.tree.map(lambda leaf: scale * leaf, (cotangent, direct))
+    model_gradient, q_gradient = pull((cotangent, -jnp.ones_like(correction)))
+    gradient = (jax.tree.map(jnp.add, model_gradient, direct), q_gradient)
+    return scale * total - correction, (jitter, clamped), gradient
+
+
+def sum_log_z(
+    model: DeepGP, layers: Any, rows: Rows, alpha: float, correlated: bool
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """``sum_n log Z_n`` over rows (x, y, observed, weight), and the number of clamped variances."""
+    x, y, observed, weight = rows
+    mean, variance, clamped = propagate(model, layers, x, correlated)
+    figures = log_z(model.likelihood, mean, variance, y, observed, alpha)
+    return jnp.sum(figures * weight), clamped
+
+
+def log_z(
+    likelihood: AbstractLikelihood,
+    mean: Float[Array, "B Q"],
+    variance: Spread,
+    y: Float[Array, "B P"],
+    observed: Bool[Array, "B P"],
+    alpha: float,
+) -> Float[Array, " B"]:
+    r"""``log E[p(y | f)^alpha]`` of every row, over the outputs that were measured.
+
+    Gaussian noise takes the outputs' whole covariance V. With D the noise of the measured outputs and
+    :math:`C = I + \alpha D^{-1/2} V D^{-1/2}`,
+
+    .. math:: \log Z = -\tfrac12 \big(\log|C| + \alpha\, r^T D^{-1/2} C^{-1} D^{-1/2} r + \alpha \log|2 \pi D|\big) .
+    """
+    if variance.ndim == 2 or not isinstance(likelihood, Gaussian):
+        return jnp.sum(jnp.where(observed, likelihood.log_z(mean, diagonal(variance), y, alpha), 0.0), axis=1)
+    noise = jnp.broadcast_to(likelihood.variance.value, y.shape)
+    inverse_root = jnp.where(observed, jax.lax.rsqrt(noise), 0.0)
+    scaled = alpha * inverse_root[:, :, None] * variance * inverse_root[:, None, :]
+    factor = safe_cholesky(jnp.eye(y.shape[1], dtype=y.dtype)[None] + scaled, jitter=0.0)
+    misfit = jnp.einsum("bpr,br->bp", inverse_lower(factor.lower), inverse_root * (y - mean))
+    constant = jnp.sum(jnp.where(observed, jnp.log(2.0 * jnp.pi * noise), 0.0), axis=1)
+    return -0.5 * (logdet_lower(factor.lower) + alpha * (jnp.sum(misfit**2, axis=1) + constant))
+
+
+def remove_share(q: tuple[Whitened, ...], share: Float[Array, ""]) -> tuple[tuple[Whitened, ...], Float[Array, ""]]:
+    r"""The cavities ``q^(1-a) p^a``, and ``sum KL[q || cavity] / a``.
+
+    With S = T T^T and C C^T = (1 - a) I + a T^T T = I + W,
+
+        S_cav = T (C C^T)^-1 T^T,    m_cav = m - a S_cav m,
+        KL[q || cavity] / a = (tr W - log|I + W|) / 2a + a/2 m^T S_cav m .
+    """
+    sizes = {layer.root.shape[1] for layer in q}
+    if len(sizes) > 1:
+        parts = [remove_share((layer,), share) for layer in q]
+        return tuple(cavity for cavities, _ in parts for cavity in cavities), jnp.sum(jnp.stack([p[1] for p in parts]))
+    root = jnp.concatenate([layer.root for layer in q])
+    mean = jnp.concatenate([layer.mean for layer in q], axis=1).T[:, :, None]
+    eye = jnp.eye(root.shape[1], dtype=root.dtype)[None]
+    excess = share * (jnp.swapaxes(root, 1, 2) @ root - eye)
+    lower = safe_cholesky(eye + excess, jitter=0.0).lower
+    cavity_root = root @ jnp.swapaxes(inverse_lower(lower), 1, 2)
+    projected = jnp.swapaxes(cavity_root, 1, 2) @ mean
+    cavity_mean = (mean - share * (cavity_root @ projected))[:, :, 0].T
+    spread = jnp.trace(excess, axis1=1, axis2=2) - logdet_lower(lower)
+    divergence = 0.5 * (jnp.sum(spread) / share + share * jnp.sum(projected**2))
+    ends = [sum(layer.mean.shape[1] for layer in q[: level + 1]) for level in range(len(q))]
+    cavities = (
+        Whitened(cavity_mean[:, end - layer.mean.shape[1] : end], cavity_root[end - layer.mean.shape[1] : end])
+        for layer, end in zip(q, ends, strict=True)
+    )
+    return tuple(cavities), divergence
+
+
+def _rows_at_a_time(model: DeepGP) -> int:
+    """As many as psi2 allows: the backward pass of a block then needs no second evaluation of it."""
+    return min([BLOCK, *(block_rows(layer.kernel, layer.z.value) for layer in model.layers[1:] if layer.z is not None)])
