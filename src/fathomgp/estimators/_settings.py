@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from fathomgp.errors import SettingError
-from fathomgp.inference import AEP, DSVI, SGHMC, SGPR, STRIDE, AbstractInference, Decoupled, Exact, MeanField, Sequential
+from fathomgp.inference import (
+    AEP,
+    DSVI,
+    SGHMC,
+    SGPR,
+    STRIDE,
+    AbstractInference,
+    Decoupled,
+    Exact,
+    MeanField,
+    Sequential,
+)
 
 
 @dataclasses.dataclass(frozen=True)
