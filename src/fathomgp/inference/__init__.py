@@ -15,8 +15,8 @@ from fathomgp.inference._sampled import SampledPosterior as SampledPosterior
 from fathomgp.inference._sequential_recipes import dynamical_prior as dynamical_prior
 from fathomgp.inference._sequential_recipes import reconstruction as reconstruction
 from fathomgp.inference._sequential_recipes import with_heteroscedastic_noise as with_heteroscedastic_noise
-from fathomgp.inference.decoupled import Decoupled as Decoupled
 from fathomgp.inference.aep import AEP as AEP
+from fathomgp.inference.decoupled import Decoupled as Decoupled
 from fathomgp.inference.dsvi import DSVI as DSVI
 from fathomgp.inference.ep import EP as EP
 from fathomgp.inference.exact import Exact as Exact
