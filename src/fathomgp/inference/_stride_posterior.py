@@ -3,8 +3,7 @@
 Exact hidden layers at new inputs are drawn from their conditional given the particle's values at the data; their mean
 alone would understate the variance. The noise of a draw is shared by all rows, so a row's answer depends on no other.
 Hidden layers by ACA or at the inducing points are another model, of low rank: the white variables fix them everywhere.
-Drawing what the low rank leaves out, at new inputs but not at the data, would count it as noise that no datum has shown
-(on energy it doubles the error).
+Drawing what the low rank leaves out, at new inputs but not at the data, would add noise that no datum has shown.
 """
 
 from collections.abc import Callable

@@ -27,8 +27,8 @@ KINDS = ("collapsed", "sampled", "standard")
 
 #: What is added to the diagonal of K_mm, as a share of its mean.
 JITTER = 1e-8
-#: Entries of all particles' K_mn that are formed at a time.
-_ENTRIES = 1 << 22
+#: Entries of K_mn, of several particles, that are formed at a time: what a cache holds (measured).
+_ENTRIES = 1 << 19
 
 
 class Top(eqx.Module):
@@ -37,10 +37,12 @@ class Top(eqx.Module):
     Attributes:
         kind: one of :data:`KINDS`.
         shared: whether all outputs were measured in the same rows and have the same noise: one group of outputs.
+        trace: whether the likelihood of a particle is F_V with its trace term, not the sparse evidence alone.
     """
 
     kind: str = eqx.field(static=True)
     shared: bool = eqx.field(static=True)
+    trace: bool = eqx.field(static=True, default=False)
 
     def num_white(self, model: DeepGP, num_inducing: int) -> int:
         """The number of white variables of the last layer."""
@@ -81,7 +83,8 @@ def log_likelihood(
         return _exact_evidence(model, batch, inputs)
     if top.kind == "sampled":
         return _sampled(model, batch, inputs, inducing, white)
-    return evidence_from_sums(sums(model, top, batch, inputs, inducing)[0], _noise(model, top, batch))[0]
+    evidence, lower = evidence_from_sums(sums(model, top, batch, inputs, inducing)[0], _noise(model, top, batch))
+    return lower if top.trace else evidence
 
 
 def bound(

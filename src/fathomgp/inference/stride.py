@@ -9,6 +9,8 @@ The final model is the mixture of the S sparse GPs. Hyperparameters of the last 
 the model's stationary start and are kept, as in the paper; beyond it, gradient steps on F_V in the M step can learn
 them all (in white variables p(y | w, theta) is the complete-data likelihood, so this is EM too).
 
+The chains target exp(F_V) instead of the sparse evidence unless told otherwise (see ``target``).
+
 Choices that the paper leaves open: hidden layers are centred on the values at which the last layer is stationary (the
 recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; the
 step size is adapted to a mean acceptance over the particles and frozen in the last E step; the pivots of ACA are those
@@ -56,7 +58,7 @@ from fathomgp.parameters import all_finite, partition, real
 
 #: Rows that the shallow start looks at, and its L-BFGS steps a round, at the most.
 _START_ROWS = 10_000
-_START_STEPS = 300
+_START_STEPS = 500
 #: Steps of the last E step that are remembered for diagnostics.
 _TRACE = 256
 
@@ -120,6 +122,9 @@ class STRIDE(AbstractInference):
         refresh: whether the pivots of ``"aca"`` are chosen anew after every M step.
         sampler: ``"pcn"``, ``"slice"`` (elliptical) or ``"mala"`` (preconditioned).
         step_size: of the first step.
+        target: the log likelihood of a particle: ``"bound"`` is F_V, all three terms (q ~ prior x exp F_V is the best
+            q there is in the variational bound of the whole model), ``"evidence"`` the paper's first two, which let
+            particles wander to where the inducing points explain little.
         standard: no inducing points: the last layer's exact evidence, O(S N^3) a step.
         hyper_steps: gradient steps on all hyperparameters in every M step; 0 keeps those of the shallow start.
         learning_rate: of these steps (Adam).
@@ -137,6 +142,7 @@ class STRIDE(AbstractInference):
     refresh: bool = eqx.field(static=True, default=True)
     sampler: str = eqx.field(static=True, default="pcn")
     step_size: float = eqx.field(static=True, default=0.05)
+    target: str = eqx.field(static=True, default="bound")
     standard: bool = eqx.field(static=True, default=False)
     hyper_steps: int = eqx.field(static=True, default=10)
     learning_rate: float = eqx.field(static=True, default=0.02)
@@ -151,6 +157,7 @@ class STRIDE(AbstractInference):
                 raise SettingError(f"{name} must be at least 0, but it is {getattr(self, name)}.")
         _choose("hidden", self.hidden, KINDS)
         _choose("sampler", self.sampler, tuple(SAMPLERS))
+        _choose("target", self.target, ("bound", "evidence"))
         if not 0.0 < self.step_size < 1.0:
             raise SettingError(f"step_size must lie between 0 and 1, but it is {self.step_size}.")
         if self.standard and self.hidden == "sparse":
@@ -289,7 +296,7 @@ class STRIDE(AbstractInference):
         shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
         if self.standard and not shared:
             raise SettingError("standard=True needs all outputs in the same rows, with one noise variance.")
-        return Top("standard" if self.standard else "collapsed", shared)
+        return Top("standard" if self.standard else "collapsed", shared, self.target == "bound")
 
     def _num_anchors(self, num_data: int, num_inducing: int) -> int | None:
         """R, or ``None`` for all rows."""
@@ -461,7 +468,7 @@ def _fit_shallow(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], shared:
         return eqx.tree_at(lambda m: m.layers[0].z, shallow, z, is_leaf=lambda n: n is None)
 
     fixed = with_z(real(part.x[chosen], trainable=False))
-    fitted = lbfgs_minimise(objective, fixed, max_steps=_START_STEPS, tolerance=1e-6)
+    fitted = lbfgs_minimise(objective, fixed, max_steps=_START_STEPS, tolerance=1e-7)
     return _without_inducing(fitted)
 
 
