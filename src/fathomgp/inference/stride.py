@@ -9,8 +9,6 @@ The final model is the mixture of the S sparse GPs. Hyperparameters of the last 
 the model's stationary start and are kept, as in the paper; beyond it, gradient steps on F_V in the M step can learn
 them all (in white variables p(y | w, theta) is the complete-data likelihood, so this is EM too).
 
-The chains target exp(F_V) instead of the sparse evidence unless told otherwise (see ``target``).
-
 Choices that the paper leaves open: hidden layers are centred on the values at which the last layer is stationary (the
 recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; the
 step size is adapted to a mean acceptance over the particles and frozen in the last E step; the pivots of ACA are those
@@ -122,11 +120,12 @@ class STRIDE(AbstractInference):
         refresh: whether the pivots of ``"aca"`` are chosen anew after every M step.
         sampler: ``"pcn"``, ``"slice"`` (elliptical) or ``"mala"`` (preconditioned).
         step_size: of the first step.
-        target: the log likelihood of a particle: ``"bound"`` is F_V, all three terms (q ~ prior x exp F_V is the best
-            q there is in the variational bound of the whole model), ``"evidence"`` the paper's first two, which let
-            particles wander to where the inducing points explain little.
+        target: the log likelihood of a particle: ``"evidence"`` is the paper's, the first two terms of F_V, which let
+            particles wander to where the inducing points explain little; ``"bound"`` is F_V with all three (q ~ prior x
+            exp F_V is the best q in the variational bound of the whole model, but chains move in smaller steps).
         standard: no inducing points: the last layer's exact evidence, O(S N^3) a step.
-        hyper_steps: gradient steps on all hyperparameters in every M step; 0 keeps those of the shallow start.
+        hyper_steps: gradient steps on all hyperparameters in every M step; 0 keeps those of the shallow start, which
+            only Gaussian noise has: set 10 or so for other likelihoods.
         learning_rate: of these steps (Adam).
         shallow_rounds: how often the shallow start alternates between inducing points and hyperparameters; 0 keeps
             the model's own hyperparameters.
@@ -142,9 +141,9 @@ class STRIDE(AbstractInference):
     refresh: bool = eqx.field(static=True, default=True)
     sampler: str = eqx.field(static=True, default="pcn")
     step_size: float = eqx.field(static=True, default=0.05)
-    target: str = eqx.field(static=True, default="bound")
+    target: str = eqx.field(static=True, default="evidence")
     standard: bool = eqx.field(static=True, default=False)
-    hyper_steps: int = eqx.field(static=True, default=10)
+    hyper_steps: int = eqx.field(static=True, default=0)
     learning_rate: float = eqx.field(static=True, default=0.02)
     shallow_rounds: int = eqx.field(static=True, default=3)
 
