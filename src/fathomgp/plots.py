@@ -275,6 +275,33 @@ def calibration(predictive: Answer, y: Any, levels: Any) -> tuple[np.ndarray, np
     return levels, covered, 1.96 * np.sqrt(levels * (1.0 - levels) / seen.sum())
 
 
+def plot_chains(posterior: Any, x: Any, *, kind: str = "trace", seed: int = 0) -> Any:
+    """A sampler's chains through ArviZ: the latent function at the rows of ``x``, one panel a row.
+
+    Args:
+        posterior: the ``posterior_`` of a fit with ``method="sghmc"``.
+        x: a few inputs on the model's own scale (standardised, if an estimator made the fit).
+        kind: ``"trace"`` (values draw by draw), ``"rank"`` (flat where chains agree) or ``"autocorrelation"``.
+        seed: of the noise between the layers.
+
+    Returns:
+        The matplotlib figure.
+    """
+    functions = {"trace": "plot_trace", "rank": "plot_rank", "autocorrelation": "plot_autocorr"}
+    if kind not in functions:
+        raise SettingError(f"kind={kind!r} is unknown: choose one of {', '.join(map(repr, functions))}.")
+    import arviz_plots
+    import matplotlib.pyplot as plt
+
+    from fathomgp.diagnostics import to_arviz
+
+    draw = getattr(arviz_plots, functions[kind])
+    collection = draw(to_arviz(posterior, x, seed=seed), var_names=["f"], backend="matplotlib")
+    figure = collection.viz["figure"].item()
+    plt.close(figure)  # pyplot need not remember it: the figure lives on without
+    return figure
+
+
 def history_columns(history: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """The finite entries of ``step`` and ``objective``."""
     missing = {"step", "objective"} - set(history)

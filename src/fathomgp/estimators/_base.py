@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
+from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
 from fathomgp.estimators._prepare import check_stream, prepare_arrays, prepare_stream
 from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_method, tuned_inference
@@ -29,6 +31,8 @@ from fathomgp.predictive import Mixture, Predictive, concatenate_rows
 
 #: Rows predicted at a time: bounds memory, and small requests are padded to few compiled shapes.
 _BLOCK = 4096
+#: Rows at which the chains of a sampler are compared.
+_JUDGED_ROWS = 50
 
 #: What a fitted estimator holds beyond its parameters; the names that save and load carry.
 _FITTED = (
@@ -110,7 +114,7 @@ class _DeepGPEstimator(BaseEstimator):
         )
         return {
             "posterior_": result.posterior,
-            "history_": result.history,
+            "history_": result.history | self._judge_chains(result.posterior, data.sample[:_JUDGED_ROWS]),
             "fit_seconds_": result.seconds,
             "n_iter_": max(1, len(result.history.get("step", ()))),
             "target_names_": data.target_names,
@@ -126,6 +130,15 @@ class _DeepGPEstimator(BaseEstimator):
         check_stream(stream, y, self.method, find_method(self.method)[0])
         self.n_features_in_ = stream.num_inputs
         self.feature_names_in_ = np.asarray(stream.input_names, dtype=object)
+
+    def _judge_chains(self, posterior: AbstractPosterior, x: np.ndarray) -> dict[str, Any]:
+        """R-hat, effective sample size and a verdict, for methods that sample; shown where progress is."""
+        judgement = convergence(posterior, x)
+        if judgement is None:
+            return {}
+        if sys.stderr.isatty() if self.verbose is None else self.verbose:
+            print(judgement.verdict, file=sys.stderr)
+        return {"r_hat": judgement.r_hat, "ess": judgement.ess, "verdict": judgement.verdict}
 
     def _draw_seed(self) -> int:
         # A checkpoint can only be resumed by a run with the same seed.

@@ -45,7 +45,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
     Attributes:
         posterior_: what was learned, on standardised inputs and outputs.
         model_: the fitted model.
-        history_: one array a figure (objective, jitter, ...), one entry a step.
+        history_: one array a figure (objective, jitter, ...), one entry a step; of methods that sample also ``r_hat``,
+            ``ess`` and a ``verdict`` in words.
         messages_: the warnings of the fit, as sentences.
         n_iter_: the number of steps.
         n_features_in_: the number of inputs.

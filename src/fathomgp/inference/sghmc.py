@@ -118,6 +118,8 @@ class SGHMC(AbstractInference):
     mcem_draws: int = eqx.field(static=True, default=10)
     mcem_steps: int = eqx.field(static=True, default=500)
     shallow_start: bool = eqx.field(static=True, default=True)
+    energy: str = eqx.field(static=True, default="marginal")
+    climb: str = eqx.field(static=True, default="marginal")
 
     def __check_init__(self):
         for name in ("burn_in", "sampling", "draws", "chains", "batch_size", "window", "mcem_draws", "mcem_steps"):
@@ -218,7 +220,9 @@ class SGHMC(AbstractInference):
 
         def one_chain(chain: Int[Array, ""], v: Values) -> tuple[Float[Array, ""], Values]:
             chain_key = jax.random.fold_in(path_key, chain)
-            return energy_and_gradient(state.model, whiteners, v, _pick(batches, chain), key=chain_key)
+            return energy_and_gradient(
+                state.model, whiteners, v, _pick(batches, chain), key=chain_key, bound=self.energy == "bound"
+            )
 
         energy, gradient = jax.vmap(one_chain)(jnp.arange(self.chains), state.v)
         num_data, eps = batches.num_data.astype(energy.dtype), self.step_size * state.caution
@@ -242,7 +246,7 @@ class SGHMC(AbstractInference):
         choice = jax.random.randint(member_key, (2,), 0, ends, jnp.int32)
         v, _ = state.draws.read(choice[0])
         v = jax.tree.map(lambda leaf: leaf[choice[1]], v)
-        value, gradient = model_gradient(state.model, factors, v, batch, key=path_key)
+        value, gradient = model_gradient(state.model, factors, v, batch, key=path_key, bound=self.climb == "bound")
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             updates, adam = self._adam().update(gradient, state.adam)
         pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
@@ -257,26 +261,33 @@ class SGHMC(AbstractInference):
 
 
 def log_likelihood(
-    model: DeepGP, whiteners: Whiteners, v: Values, rows: Rows, *, key: PRNGKeyArray
+    model: DeepGP, whiteners: Whiteners, v: Values, rows: Rows, *, key: PRNGKeyArray, bound: bool = False
 ) -> Float[Array, ""]:
-    """``sum_i log p(y_i | v, path_i)`` over rows, with one sample path a row through the inner layers."""
+    """``sum_i log p(y_i | v, path_i)`` over rows, with one sample path a row through the inner layers.
+
+    With ``bound``, Jensen's bound instead: ``sum_i E[log p(y_i | f_i)]`` over the last layer's f given v.
+    """
     x, y, observed, weight = rows
     parts = zip(model.layers, whiteners, v, strict=True)
     conditionals = [condition_on(layer, whitener, known(values)) for layer, whitener, values in parts]
     mean, variance = last_moments(model, conditionals, x, key=key)
-    figures = model.likelihood.log_z(mean, variance, y)
+    score = model.likelihood.expected_log_prob if bound else model.likelihood.log_z
+    figures = score(mean, variance, y)
     return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None])
 
 
 def energy_and_gradient(
-    model: DeepGP, whiteners: Whiteners, v: Values, batch: Batch, *, key: PRNGKeyArray
+    model: DeepGP, whiteners: Whiteners, v: Values, batch: Batch, *, key: PRNGKeyArray, bound: bool = False
 ) -> tuple[Float[Array, ""], Values]:
     """``U / N`` and its gradient with respect to v, estimated from a batch."""
     dtype = batch.x.dtype
     low_model, low_whiteners = cast((model, whiteners), dtype)
 
     def of_block(rows: Rows, key: PRNGKeyArray) -> tuple[Float[Array, ""], Values]:
-        return jax.value_and_grad(lambda v: log_likelihood(low_model, low_whiteners, cast(v, dtype), rows, key=key))(v)
+        def value(v: Values) -> Float[Array, ""]:
+            return log_likelihood(low_model, low_whiteners, cast(v, dtype), rows, key=key, bound=bound)
+
+        return jax.value_and_grad(value)(v)
 
     value, gradient = stream_sum(of_block, batch, key)
     share = (1.0 / jnp.sum(batch.weight)).astype(v[0].dtype)
@@ -306,7 +317,7 @@ def differentiable_factors(model: DeepGP) -> Factors:
 
 
 def model_gradient(
-    model: DeepGP, factors: Factors, v: Values, batch: Batch, *, key: PRNGKeyArray
+    model: DeepGP, factors: Factors, v: Values, batch: Batch, *, key: PRNGKeyArray, bound: bool = False
 ) -> tuple[Float[Array, ""], DeepGP]:
     """Minus the log likelihood a datum, and its gradient with respect to the hyperparameters at fixed whitened v.
 
@@ -319,7 +330,7 @@ def model_gradient(
         def value(learned: DeepGP, inverses: list[Array]) -> Float[Array, ""]:
             whiteners = tuple(Whitener(*parts) for parts in zip(inverses, reports, strict=True))
             low_model, low_whiteners, low_v = cast((eqx.combine(learned, constant), whiteners, v), dtype)
-            return log_likelihood(low_model, low_whiteners, low_v, rows, key=key)
+            return log_likelihood(low_model, low_whiteners, low_v, rows, key=key, bound=bound)
 
         reports = [whitener.report for whitener in factors.whiteners]
         return jax.value_and_grad(value, (0, 1))(learned, inverses)
