@@ -133,13 +133,16 @@ def test_simulation_based_calibration_on_the_known_posterior_of_one_layer(key, r
     assert np.all(np.abs(covariance - np.eye(3)) < 4.5 * np.sqrt(2.0 / size) + 0.01)
 
 
-def test_the_whole_algorithm_finds_the_known_posterior(key, rng):
+@pytest.mark.parametrize("energy", ["marginal", "bound"])
+def test_the_whole_algorithm_finds_the_known_posterior(key, rng, energy):
     x = rng.uniform(-2.0, 2.0, size=(12, 1))
     y = np.sin(2 * x) + 0.2 * rng.normal(size=(12, 1))
     model = shallow(np.array([[-1.5], [0.0], [1.5]]))
-    inference = SGHMC(400, 2000, draws=20, chains=20, step_size=0.1, friction=0.2, hyperparameters="fixed")
+    settings = {"step_size": 0.1, "friction": 0.2, "hyperparameters": "fixed", "energy": energy}
+    inference = SGHMC(400, 2000, draws=20, chains=20, **settings)
     result = fit_model(inference, model, ArraySource(x, y), key=key, verbose=False)
     A, D = fitc(model, x)
+    D = D if energy == "marginal" else np.full(12, 0.05)  # Titsias' optimal q sees the noise only
     precision = np.eye(3) + (A / D) @ A.T
     v = np.asarray(result.posterior.v[0])[..., 0].reshape(-1, 3)
     white = (v - np.linalg.solve(precision, (A / D) @ y[:, 0])) @ np.linalg.cholesky(precision)
@@ -220,7 +223,15 @@ def test_plain_mcem_alternates_and_naive_has_a_window_of_one(data, key):
     assert np.all(result.history["ok"])
     assert result.posterior.num_samples == 2
     naive = SGHMC(hyperparameters="naive")
-    assert naive.init(deep(x), ArraySource(x, y), key=key).draws.values[1].shape == (1, 2)
+    assert naive.init(deep(x), ArraySource(x, y), key=key).draws.values[1].shape == (1, 1)
+
+
+def test_before_any_draw_the_posterior_is_where_the_chains_stand(data, key):
+    x, y = data
+    state = QUICK.init(deep(x, depth=1), ArraySource(x, y), key=key)
+    posterior = QUICK.posterior(state, None)
+    assert posterior.energy.shape == (2, 1)
+    assert np.array_equal(posterior.v[0][:, 0], state.v[0])
 
 
 def test_max_iter_is_the_sum_of_the_phases():
@@ -235,5 +246,7 @@ def test_settings_are_checked():
         SGHMC(step_size=-1.0)
     with pytest.raises(SettingError, match="friction must lie above 0 and not above 1, but it is 2"):
         SGHMC(friction=2.0)
+    with pytest.raises(SettingError, match="energy='free' is unknown: choose one of 'bound', 'marginal'"):
+        SGHMC(energy="free")
     with pytest.raises(SettingError, match="hyperparameters='em' is unknown: choose one of 'moving-window', 'mcem'"):
         SGHMC(hyperparameters="em")

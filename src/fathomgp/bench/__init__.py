@@ -1,8 +1,17 @@
 """The papers' tables, run again beside the numbers that were published."""
 
+from fathomgp.bench._gaussianity import gaussianity_key as gaussianity_key
+from fathomgp.bench._gaussianity import judge_gaussianity as judge_gaussianity
+from fathomgp.bench._gaussianity import open_gaussianity_results as open_gaussianity_results
+from fathomgp.bench._gaussianity import save_gaussianity_figure as save_gaussianity_figure
 from fathomgp.bench._methods import METHODS as METHODS
 from fathomgp.bench._methods import configure as configure
 from fathomgp.bench._methods import label as label
+from fathomgp.bench._multimodal import fit_toy as fit_toy
+from fathomgp.bench._multimodal import mode_shares as mode_shares
+from fathomgp.bench._multimodal import open_multimodal_results as open_multimodal_results
+from fathomgp.bench._multimodal import save_multimodal_figure as save_multimodal_figure
+from fathomgp.bench._multimodal import toy_row as toy_row
 from fathomgp.bench._published import Score as Score
 from fathomgp.bench._published import published_scores as published_scores
 from fathomgp.bench._results import ResultFile as ResultFile
@@ -16,3 +25,6 @@ from fathomgp.bench._uci import Outcome as Outcome
 from fathomgp.bench._uci import open_results as open_results
 from fathomgp.bench._uci import plan_jobs as plan_jobs
 from fathomgp.bench._uci import run_jobs as run_jobs
+from fathomgp.bench._watching import open_watched_results as open_watched_results
+from fathomgp.bench._watching import save_watched_figure as save_watched_figure
+from fathomgp.bench._watching import watch_fit as watch_fit

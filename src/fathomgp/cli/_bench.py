@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fathomgp.cli import _bench_sampling
 from fathomgp.cli._console import note, show_table
 from fathomgp.cli._parse import splits as parse_splits
 from fathomgp.cli._parse import words
@@ -57,6 +58,15 @@ def uci(
     if failed:
         typer.echo(f"Error: {failed} of {len(jobs)} fits failed; the lines above say why.", err=True)
         raise typer.Exit(2)
+
+
+for command in (
+    _bench_sampling.multimodal,
+    _bench_sampling.gaussianity,
+    _bench_sampling.mcem,
+    _bench_sampling.convergence,
+):
+    app.command(command.__name__)(command)
 
 
 def _run(jobs: Sequence[Any], results: Any) -> int:

@@ -38,7 +38,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         recipe: the name of the initial values, see :data:`fathomgp.model.RECIPES`.
         early_stopping: whether a fit may end before its last step when its objective stands still.
         checkpoint: a directory; the fit saves itself there every minute and resumes from there if it was interrupted.
-        callbacks: functions called during the fit with a dictionary (phase, step, steps, objective, seconds).
+        callbacks: functions called during the fit with a dictionary (phase, step, steps, total, objective, seconds, and
+            posterior: a function that gives what was learned so far).
         random_state: a seed; the same seed gives the same fit.
         verbose: progress bar: ``True``, ``False``, or ``None`` for "on a terminal only".
 

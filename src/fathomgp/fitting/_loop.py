@@ -206,8 +206,10 @@ class _Run:
                 "phase": phase.name,
                 "step": self.position.step,
                 "steps": phase.steps,
+                "total": self.position.total,
                 "objective": float(self.history["objective"][-1][-1]),
                 "seconds": time.monotonic() - self.began,
+                "posterior": lambda: self.inference.posterior(self.state, self.source),
             }
         )
 

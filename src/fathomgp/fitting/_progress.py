@@ -8,7 +8,8 @@ from typing import Any
 
 from fathomgp.errors import FitWarning
 
-#: A callback receives one dictionary: phase, step, steps, objective, seconds.
+#: A callback receives one dictionary: phase, step and steps (of the phase), total (steps of the run), objective,
+#: seconds, and posterior: a function that gives what was learned so far.
 Callback = Callable[[dict[str, Any]], None]
 
 #: A bar appears only when a fit takes longer than this many seconds.
