@@ -1,7 +1,8 @@
-"""Is the posterior of a deep GP Gaussian? Kurtosis tests on draws of the inducing values (Havasi et al. 2018, Figure 1).
+"""Is the posterior of a deep GP Gaussian? Kurtosis tests on draws of the inducing values.
 
-The paper rejects it on every dataset: among 100 inducing values a dataset, some have p-values below 1e-5. That
-threshold already accounts for testing many. A model of one layer is the check of the test itself: its posterior is Gaussian.
+Havasi et al. (2018, Figure 1) reject it on every dataset: among 100 inducing values a dataset, some have p-values below
+1e-5. That threshold already accounts for testing many. A model of one layer is the check of the test itself: its
+posterior is Gaussian.
 """
 
 import os
