@@ -12,7 +12,7 @@ from fathomgp.model import DeepGP, Whitener, condition_on, known
 from fathomgp.predictive import Mixture
 
 #: v of every layer; with leading axes where several chains or draws are meant.
-Values = tuple[Float[Array, "*stack M _"], ...]
+Values = tuple[Float[Array, "*stack _ _"], ...]
 
 
 class SampledPosterior(AbstractPosterior):
@@ -29,7 +29,7 @@ class SampledPosterior(AbstractPosterior):
 
     model: DeepGP
     whiteners: tuple[Whitener, ...]
-    v: tuple[Float[Array, "chains draws M _"], ...]
+    v: tuple[Float[Array, "chains draws _ _"], ...]
     energy: Float[Array, "chains draws"]
 
     @property
