@@ -32,6 +32,16 @@ def start_layers(model: DeepGP, budget: int | None = None, *, shared: bool) -> t
     return tuple(gps)
 
 
+@eqx.filter_jit
+def keep_log_noise(gp: OnlineGP, layer: Layer) -> OnlineGP:
+    """The prior for the first half of the outputs, what was learned for the second: the log noises."""
+    fresh = prior_at(gp, layer, gp.x, gp.active)
+    kept = jnp.arange(layer.width) >= layer.width // 2
+    mean = jnp.where(kept[None, :], gp.mean, 0.0)
+    covariance = jnp.where(kept[:, None, None], gp.covariance, fresh.covariance)
+    return OnlineGP(gp.x, mean, fresh.inverse @ mean, covariance, fresh.inverse, gp.active)
+
+
 def noise_is_one_number(likelihood: AbstractLikelihood) -> bool:
     """Whether every output of a row tells its function equally much."""
     return isinstance(likelihood, Gaussian) and likelihood.variance.raw.size == 1

@@ -54,12 +54,14 @@ from fathomgp.inference._particles import (
     update_layers,
 )
 from fathomgp.inference._sequential_start import (
+    keep_log_noise,
     noise_is_one_number,
     prior_at_inducing,
     scale_inner_layers,
     start_hyperparameters,
     start_layers,
 )
+from fathomgp.likelihoods import HeteroscedasticGaussian
 from fathomgp.linalg import check_factor
 from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, cast, partition
@@ -183,10 +185,15 @@ class Sequential(AbstractInference):
     def enter(
         self, phase: Phase, state: SequentialState, data: AbstractSource, *, key: PRNGKeyArray
     ) -> SequentialState:
-        """Back to the prior: rows must not count twice."""
+        """Back to the prior: rows must not count twice.
+
+        A log noise is kept from one episode to the next: residuals are only seen once the function is known.
+        """
         gps = jax.tree.map(jnp.zeros_like, state.gps)
         if self.active == "inducing":
             gps = tuple(map(prior_at_inducing, gps, state.model.layers))
+        if isinstance(state.model.likelihood, HeteroscedasticGaussian):
+            gps = (*gps[:-1], keep_log_noise(state.gps[-1], state.model.layers[-1]))
         adam = self._adam().init(partition(state.model)[0]) if phase.name == _LEARN else None
         return SequentialState(state.model, gps, jnp.asarray(0, jnp.int32), adam)
 
