@@ -14,6 +14,10 @@ that mean: with psi the covariance of the function values with the one at x,
 which for Gaussian noise s2 is (y - mean) / (variance + s2) and -1 / (variance + s2): the exact update. The input then
 joins the active set if gamma^2 is worth it, and the member that is predicted best by the others leaves a full one.
 
+Function values at inputs that lie close together are nearly the same number, and Q of such values loses every digit. So
+u_i is f(x~_i) with white noise of variance delta k(x~_i, x~_i), delta = 1e-6 by default: then no direction of k(X~, X~)
+is smaller than that, at a cost of some 1e-5 in the mean. With delta = 0 the recursions are the exact ones.
+
 Buffers hold one slot more than the budget, with a mask: every datum costs the same, and a pass is one compiled scan.
 """
 
@@ -40,6 +44,8 @@ class OnlineGP(eqx.Module):
         covariance: Sigma, one that all outputs share or one an output.
         inverse: Q.
         active: which slots count.
+        delta: the white noise of the function values, and the least gamma^2 with which an input joins, as shares of
+            k(x, x).
     """
 
     x: Float[Array, "A D"]
@@ -48,6 +54,7 @@ class OnlineGP(eqx.Module):
     covariance: Float[Array, "R A A"]
     inverse: Float[Array, "A A"]
     active: Bool[Array, " A"]
+    delta: float = eqx.field(static=True, default=1e-6)
 
 
 class Projection(eqx.Module):
@@ -70,7 +77,7 @@ class Projection(eqx.Module):
     prior: Float[Array, " N"]
 
 
-def empty(layer: Layer, num_inputs: int, budget: int, *, shared: bool) -> OnlineGP:
+def empty(layer: Layer, num_inputs: int, budget: int, *, shared: bool, delta: float = 1e-6) -> OnlineGP:
     """An online GP that has seen nothing. ``shared``: all outputs will see the same points and noise."""
     slots, dtype = budget + 1, jnp.float64
     return OnlineGP(
@@ -80,21 +87,23 @@ def empty(layer: Layer, num_inputs: int, budget: int, *, shared: bool) -> Online
         jnp.zeros((1 if shared else layer.width, slots, slots), dtype),
         jnp.zeros((slots, slots), dtype),
         jnp.zeros(slots, bool),
+        delta,
     )
 
 
 def prior_at(gp: OnlineGP, layer: Layer, x: Float[Array, "A D"], active: Bool[Array, " A"]) -> OnlineGP:
     """The prior, with ``x`` as the active set: what an episode starts from that knows which inputs matter."""
-    covariance = _masked(layer.kernel(x), active)
-    fresh = OnlineGP(
+    start = OnlineGP(
         jnp.where(active[:, None], x, 0.0),
         jnp.zeros_like(gp.mean),
         jnp.zeros_like(gp.weights),
-        jnp.broadcast_to(covariance, gp.covariance.shape),
+        gp.covariance,
         gp.inverse,
         active,
+        gp.delta,
     )
-    return refresh((fresh,), (layer,))[0]
+    covariance = jnp.broadcast_to(_prior(start, layer), gp.covariance.shape)
+    return refresh((eqx.tree_at(lambda gp: gp.covariance, start, covariance),), (layer,))[0]
 
 
 def project(gp: OnlineGP, layer: Layer, x: Float[Array, "N D"]) -> Projection:
@@ -115,7 +124,6 @@ def absorb(
     x: Float[Array, "1 D"],
     slope: Float[Array, " P"],
     curvature: Float[Array, " R"],
-    delta: Float[Array, ""],
 ) -> OnlineGP:
     """Learn one datum at ``x``, whose projection is ``at`` (equations 2-5), within the budget.
 
@@ -125,10 +133,10 @@ def absorb(
         x: the input.
         slope: of the datum's log predictive density in the mean of each output; 0 where nothing was observed.
         curvature: the same, second derivative; not positive.
-        delta: the least gamma^2, as a share of k(x, x), with which an input joins the active set.
     """
     q, novelty = at.q[:, 0], at.novelty[0]
-    joins = novelty > jnp.maximum(delta, _SMALLEST_NOVELTY) * at.prior[0]
+    white = gp.delta * at.prior[0]
+    joins = novelty > max(gp.delta, _SMALLEST_NOVELTY) * at.prior[0]
     slot = jnp.arange(len(gp.active)) == jnp.argmin(gp.active)
     new = slot & joins
 
@@ -136,28 +144,28 @@ def absorb(
     mean = jnp.where(new[:, None], (q @ gp.mean)[None, :], gp.mean) + psi.T * slope[None, :]
     covariance = jnp.where(new[None, :, None], psi[:, None, :], gp.covariance)
     covariance = jnp.where(new[None, None, :], psi[:, :, None], covariance)
+    covariance = covariance + jnp.diag(jnp.where(new, white, 0.0))[None]
     covariance = covariance + curvature[:, None, None] * (psi[:, :, None] * psi[:, None, :])
 
     direction = jnp.where(new, -1.0, q)
-    inverse = gp.inverse + jnp.where(joins, 1.0 / jnp.where(joins, novelty, 1.0), 0.0) * _outer(direction)
+    inverse = gp.inverse + jnp.where(joins, 1.0 / jnp.where(joins, novelty + white, 1.0), 0.0) * _outer(direction)
     weights = gp.weights + (inverse @ psi.T) * slope[None, :]
     x = jnp.where(new[:, None], x, gp.x)
-    return _within_budget(OnlineGP(x, mean, weights, covariance, inverse, gp.active | new))
+    return _within_budget(OnlineGP(x, mean, weights, covariance, inverse, gp.active | new, gp.delta))
 
 
 def forget(gp: OnlineGP, layer: Layer, factor: float) -> OnlineGP:
     """Move a step back to the prior, so that old data count less: mu <- sqrt(f) mu, Sigma <- f Sigma + (1 - f) K."""
     root = factor**0.5
-    prior = _masked(layer.kernel(gp.x), gp.active)[None]
-    covariance = factor * gp.covariance + (1.0 - factor) * prior
-    return OnlineGP(gp.x, root * gp.mean, root * gp.weights, covariance, gp.inverse, gp.active)
+    covariance = factor * gp.covariance + (1.0 - factor) * _prior(gp, layer)[None]
+    return OnlineGP(gp.x, root * gp.mean, root * gp.weights, covariance, gp.inverse, gp.active, gp.delta)
 
 
 def refresh(gps: tuple[OnlineGP, ...], layers: tuple[Layer, ...]) -> tuple[OnlineGP, ...]:
     """Q from its definition instead of by recursion: takes rounding out, and lets hyperparameters change."""
     inverses = [gram_of_lower(factor) for factor in _inverse_factors(gps, layers)[0]]
     return tuple(
-        OnlineGP(gp.x, gp.mean, inverse @ gp.mean, gp.covariance, inverse, gp.active)
+        OnlineGP(gp.x, gp.mean, inverse @ gp.mean, gp.covariance, inverse, gp.active, gp.delta)
         for gp, inverse in zip(gps, inverses, strict=True)
     )
 
@@ -196,6 +204,7 @@ def _within_budget(gp: OnlineGP) -> OnlineGP:
         _masked(gp.covariance, keep),
         _masked(inverse, keep),
         gp.active & keep,
+        gp.delta,
     )
 
 
@@ -204,7 +213,7 @@ def _inverse_factors(
 ) -> tuple[list[Float[Array, "A A"]], list[JitterReport]]:
     """Lz^-1 of every active set, zero in free slots; one batched factorisation where all have the same size."""
     covariances = [
-        _masked(layer.kernel(gp.x), gp.active) + jnp.diag(jnp.where(gp.active, 0.0, 1.0))
+        _prior(gp, layer) + jnp.diag(jnp.where(gp.active, 0.0, 1.0))
         for gp, layer in zip(gps, layers, strict=True)
     ]
     if len({covariance.shape for covariance in covariances}) > 1:
@@ -216,6 +225,12 @@ def _inverse_factors(
         inverses = list(inverse_lower(factor.lower))
         reports = [jax.tree.map(lambda leaf, i=i: leaf[i], factor.report) for i in range(len(gps))]
     return [_masked(inverse, gp.active) for inverse, gp in zip(inverses, gps, strict=True)], reports
+
+
+def _prior(gp: OnlineGP, layer: Layer) -> Float[Array, "A A"]:
+    """The covariance of the function values before any data, zero in free slots."""
+    covariance = layer.kernel(gp.x)
+    return _masked(covariance + gp.delta * jnp.diag(jnp.diagonal(covariance)), gp.active)
 
 
 def _masked(matrix: Float[Array, "*batch A A"], keep: Bool[Array, " A"]) -> Float[Array, "*batch A A"]:

@@ -134,7 +134,6 @@ def update_layers(
     datum: Datum,
     paths: Paths,
     log_weights: Float[Array, " S"],
-    delta: Float[Array, ""],
 ) -> tuple[OnlineGP, ...]:
     """Every layer learns at the weighted estimate of its input."""
     x, weights = datum.x, jax.nn.softmax(log_weights)[None, :]
@@ -143,13 +142,13 @@ def update_layers(
         at = project_layer(model, gps, level, x, h)
         total = at.variance[0] + noise_between(model.layers[level])
         slope, curvature = change_of_noise(weights, noise, total)
-        new.append(absorb(gps[level], at, model.layer_input(level, x, h), slope, curvature, delta))
+        new.append(absorb(gps[level], at, model.layer_input(level, x, h), slope, curvature))
         h = weights @ hidden
     at = project_layer(model, gps, model.depth - 1, x, h)
     slope, curvature = site(model.likelihood, at.mean, jnp.broadcast_to(at.variance, at.mean.shape), datum)
     if at.variance.shape[1] == 1:
         curvature = jnp.mean(curvature, keepdims=True)
-    return (*new, absorb(gps[-1], at, model.layer_input(model.depth - 1, x, h), slope, curvature, delta))
+    return (*new, absorb(gps[-1], at, model.layer_input(model.depth - 1, x, h), slope, curvature))
 
 
 def site(

@@ -20,7 +20,9 @@ from fathomgp.parameters import Parameter, cast
 _START_ROWS = 2000
 
 
-def start_layers(model: DeepGP, budget: int | None = None, *, shared: bool) -> tuple[OnlineGP, ...]:
+def start_layers(
+    model: DeepGP, budget: int | None = None, *, shared: bool, delta: float = 1e-6
+) -> tuple[OnlineGP, ...]:
     """Online GPs that have seen nothing. ``shared``: all outputs of the last layer will see the same points."""
     gps = []
     for level, layer in enumerate(model.layers):
@@ -28,7 +30,7 @@ def start_layers(model: DeepGP, budget: int | None = None, *, shared: bool) -> t
             raise SettingError("method='sequential' keeps a budget of active inputs a layer: set num_inducing.")
         inner = level < model.depth - 1
         size = layer.num_inducing if budget is None else budget
-        gps.append(empty(layer, layer.z.shape[1], size, shared=inner or shared))
+        gps.append(empty(layer, layer.z.shape[1], size, shared=inner or shared, delta=delta))
     return tuple(gps)
 
 
@@ -39,7 +41,7 @@ def keep_log_noise(gp: OnlineGP, layer: Layer) -> OnlineGP:
     kept = jnp.arange(layer.width) >= layer.width // 2
     mean = jnp.where(kept[None, :], gp.mean, 0.0)
     covariance = jnp.where(kept[:, None, None], gp.covariance, fresh.covariance)
-    return OnlineGP(gp.x, mean, fresh.inverse @ mean, covariance, fresh.inverse, gp.active)
+    return OnlineGP(gp.x, mean, fresh.inverse @ mean, covariance, fresh.inverse, gp.active, gp.delta)
 
 
 def noise_is_one_number(likelihood: AbstractLikelihood) -> bool:

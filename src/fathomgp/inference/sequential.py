@@ -121,7 +121,8 @@ class Sequential(AbstractInference):
     Attributes:
         num_particles: S.
         episodes: passes over the data; hyperparameters are learned in all but the last.
-        delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set.
+        delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set, and the white noise
+            of the function values there.
         budget: N_AC, active inputs a layer; ``None`` takes the layers' numbers of inducing inputs.
         active: ``"empty"`` starts episodes without active inputs; ``"inducing"`` at the model's inducing inputs.
         batch_size: rows a block: the compiled unit of a pass, and of hyperparameter learning.
@@ -172,7 +173,8 @@ class Sequential(AbstractInference):
             model = start_hyperparameters(model, data, key=key)
         observed = data.subset(_MASK_ROWS, seed=0)[2]
         alike = bool((observed == observed[:, :1]).all())
-        gps = start_layers(model, self.budget, shared=alike and noise_is_one_number(model.likelihood))
+        shared = alike and noise_is_one_number(model.likelihood)
+        gps = start_layers(model, self.budget, shared=shared, delta=self.delta)
         return SequentialState(model, gps, jnp.asarray(0, jnp.int32), None)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
@@ -403,7 +405,7 @@ def learn_datum(
     if model.depth > 1:
         few = particles < algorithm.threshold * size
         paths, log_weights = jax.lax.cond(few, renew, lambda paths: (paths, log_weights), paths)
-    new = update_layers(model, gps, datum, paths, log_weights, jnp.asarray(algorithm.delta))
+    new = update_layers(model, gps, datum, paths, log_weights)
     if algorithm.forgetting < 1.0:
         new = tuple(forget(gp, layer, algorithm.forgetting) for gp, layer in zip(new, model.layers, strict=True))
     fine = fine & jnp.isfinite(density) & all_finite([gp.weights for gp in new])
