@@ -213,8 +213,7 @@ def _inverse_factors(
 ) -> tuple[list[Float[Array, "A A"]], list[JitterReport]]:
     """Lz^-1 of every active set, zero in free slots; one batched factorisation where all have the same size."""
     covariances = [
-        _prior(gp, layer) + jnp.diag(jnp.where(gp.active, 0.0, 1.0))
-        for gp, layer in zip(gps, layers, strict=True)
+        _prior(gp, layer) + jnp.diag(jnp.where(gp.active, 0.0, 1.0)) for gp, layer in zip(gps, layers, strict=True)
     ]
     if len({covariance.shape for covariance in covariances}) > 1:
         factors = [safe_cholesky(covariance, jitter=0.0) for covariance in covariances]
