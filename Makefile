@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint format bench clean
+.PHONY: install demo test test-all lint format bench clean
 
 install: $(STAMP)
 
@@ -19,6 +19,10 @@ demo: $(STAMP)
 # Two worker processes, one BLAS thread each: the suite is bound by compilation, which the workers share out.
 test: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
+
+# With the tests that compile longest.
+test-all: $(STAMP)
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

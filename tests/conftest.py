@@ -4,6 +4,7 @@ Tests run with 64-bit floats on, because they call the pieces directly; a test o
 float64 on by itself takes the fixture ``flag_off``. The seed contract: a test passes for any ``FATHOMGP_TEST_SEED``.
 """
 
+import gc
 import os
 import pathlib
 
@@ -39,6 +40,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "data" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Drop compiled programs before a worker reaches Linux's limit on memory maps (65,530), where XLA aborts."""
+    maps = pathlib.Path("/proc/self/maps")
+    if hash(item.name) % 8 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

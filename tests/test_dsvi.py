@@ -175,6 +175,7 @@ def test_batched_prediction_equals_unbatched_and_samples_look_inside(data, key):
     assert posterior.sample_functions(key, 3)(rows[:4]).shape == (3, 4, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"skip_inputs": True}, {"hidden_dim": 1}, {"hidden_dim": [5, 3]}])
 def test_skip_inputs_and_widths(data, rng, key, settings):
     x, y = data

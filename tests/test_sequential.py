@@ -203,6 +203,7 @@ def test_conditionals_say_the_same_as_the_online_gp(data, key):
 # --- sites ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "target"),
     [
@@ -274,6 +275,7 @@ def test_guided_particles_estimate_the_same_density_with_less_noise(key):
     assert sizes[1] > sizes[0]
 
 
+@pytest.mark.slow
 def test_moving_particles_leaves_their_posterior_as_it_is(key):
     x, model, gps = two_layers()
     datum = Datum(jnp.asarray(x[20:21]), jnp.asarray([[0.8]]), jnp.ones((1, 1), bool))

@@ -49,6 +49,7 @@ def fitc(model, x):
     return np.asarray(A), np.asarray(layer.kernel.diagonal(jnp.asarray(x)) - jnp.sum(A**2, 0)) + 0.05
 
 
+@pytest.mark.slow
 def test_gradients_streamed_in_blocks_equal_plain_ones(data, rng, key, monkeypatch):
     x, y = data
     model, batch = deep(x, depth=1), ArraySource(x, y).everything()

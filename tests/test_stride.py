@@ -259,6 +259,7 @@ def curve():
     return x, np.where(x[:, 0] < 0.5, np.sin(9 * x[:, 0]), 2.0) + 0.05 * rng.normal(size=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "settings", "depth"),
     [
