@@ -295,6 +295,7 @@ def rough(x):
     return np.stack([np.sin(3.0 * x[:, 0]) + np.cos(50.0 * x[:, 1]), x[:, 1] + np.sin(70.0 * x[:, 0])], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "targets", "settings", "model_settings"),
     [

@@ -124,6 +124,7 @@ def _deviation(q, A):
     return np.sqrt(NOISE + HEIGHT - np.sum(A**2, axis=0) + explained)
 
 
+@pytest.mark.slow
 def test_deep_models_and_hyperparameters_in_turn(data, key):
     x, y = data
     model = build_model(x, Bernoulli(), 1, depth=2, num_inducing=4, recipe=Recipe(variance=0.3))

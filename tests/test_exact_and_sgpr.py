@@ -122,6 +122,7 @@ def test_the_bound_lies_below_the_evidence(data, rng):
         assert float(collapsed_elbo(shallow(z=z), batch)) < evidence
 
 
+@pytest.mark.slow
 def test_blocks_change_nothing(data, monkeypatch):
     from fathomgp.inference import sgpr
 

@@ -112,6 +112,7 @@ def test_gradients_equal_finite_differences(inputs, rng, name, full):
     check_grads(figure, (learned, z, mean, variance), order=1, modes=["rev"], eps=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two rbf", "matern"])
 def test_streamed_contractions_equal_the_whole(inputs, rng, name, monkeypatch):
     z, mean, variance = inputs(2, rows=19)

@@ -381,6 +381,7 @@ def test_layers_without_inducing_inputs_are_refused(curve):
         start_layers(model, shared=True)
 
 
+@pytest.mark.slow
 def test_the_dynamical_prior_fills_in_what_is_missing(rng, key):
     time = np.linspace(-2, 2, 60)[:, None]
     latent = np.concatenate([np.sin(3 * time), np.cos(2 * time)], axis=1)

@@ -215,6 +215,7 @@ def answers_the_same_questions(posterior, rows, key):
     assert functions.shape == (8, 4, 1)
 
 
+@pytest.mark.slow
 def test_plain_mcem_alternates_and_naive_has_a_window_of_one(data, key):
     x, y = data
     inference = SGHMC(12, 4, draws=2, chains=1, batch_size=16, hyperparameters="mcem", mcem_draws=2, mcem_steps=3)

@@ -284,6 +284,7 @@ def test_every_road_fits_and_answers(curve, architecture, settings, depth, tmp_p
     assert model.posterior_.trace.log_likelihood.shape[0] == 6
 
 
+@pytest.mark.slow
 def test_several_outputs_missing_values_repeated_rows_and_the_papers_prior(rng):
     x = np.repeat(rng.uniform(-2, 2, size=(20, 2)), 2, axis=0)
     y = np.stack([np.sin(2 * x[:, 0]), x[:, 1]], axis=1) + 0.05 * rng.normal(size=(40, 2))
@@ -319,6 +320,7 @@ def test_the_exact_evidence_is_that_of_all_rows_as_inducing_points(rng):
         assert np.allclose(a[1], b[1], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_other_likelihoods_sample_the_last_layer_too(rng, key):
     likelihood, targets = Poisson(), lambda x: np.round(np.exp(x[:, :1]))
     x = rng.uniform(-2.0, 2.0, size=(40, 2))
