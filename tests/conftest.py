@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_runtest_teardown(item, nextitem):
     """Drop compiled programs before a worker reaches Linux's limit on memory maps (65,530), where XLA aborts."""
-    maps = pathlib.Path("/proc/self/maps")
+    maps = pathlib.Path("/proc/self/maps")  # looked at after about every eighth test
     if hash(item.name) % 8 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
         jax.clear_caches()
         gc.collect()

@@ -64,7 +64,7 @@ def _sample(
 ) -> Float[Array, "B P"]:
     """``mean + sqrt(variance) e``, with the noise between layers.
 
-    e is drawn in float32, which is twice as fast and leaves every precision with the same path for a key.
+    e is drawn in float32, so that a key gives the same path in every precision.
     """
     if layer.noise is not None:
         variance = variance + layer.noise.value
