@@ -20,6 +20,7 @@ from fathomgp.linalg import (
     logdet_lower,
     product,
     safe_cholesky,
+    safe_inverse_factor,
     transposed_product,
 )
 
@@ -264,3 +265,17 @@ def test_log_marginal_reports_a_bad_matrix():
     assert bool(jnp.isnan(value))
     with pytest.raises(NotPositiveDefiniteError):
         check_factor(factor, "K")
+
+
+def test_the_inverse_factor_and_its_derivatives(rng):
+    K, W = spd(rng, 2, 6, 6), jnp.asarray(rng.normal(size=(2, 6, 6)))
+    through = lambda K: inverse_lower(safe_cholesky(K).lower)  # noqa: E731
+    inverse, report = jax.jit(safe_inverse_factor)(K)
+    np.testing.assert_allclose(inverse, through(K), rtol=1e-10)
+    assert report.ok.shape == (2,)
+    ours, plain = (
+        jax.jit(jax.grad(lambda K, f=f: jnp.sum(W * f(K)))) for f in (lambda K: safe_inverse_factor(K)[0], through)
+    )
+    np.testing.assert_allclose(ours(K), plain(K), rtol=1e-8, atol=1e-10)
+    one = lambda f: jax.jit(jax.hessian(lambda K: jnp.sum(W[0] * f(K))))(K[0])  # noqa: E731
+    np.testing.assert_allclose(one(direct), one(through), rtol=1e-7, atol=1e-8)

@@ -92,6 +92,7 @@ class _DeepGPEstimator(BaseEstimator):
             hidden_dim=self.hidden_dim,
             kernel=self.kernel,
             architecture=self.architecture,
+            separate=inference.separates and not labels,
             seed=seed,
         )
         # Kernels and likelihoods that users build outside the float64 scope hold float32.

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from fathomgp._version import __version__
 from fathomgp.data import AbstractFeed, AbstractSource
 from fathomgp.data._exchange import exchange_arrays
-from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError
+from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError, SettingError
 from fathomgp.fitting._checkpoint import Checkpointer, Checkpointing, Position, restore_state
 from fathomgp.fitting._devices import ManyDevices, OneDevice, agree, choose_placement, keep_everywhere
 from fathomgp.fitting._guard import STOP_AFTER, Guard, guarded, new_guard
@@ -81,6 +81,11 @@ def fit_model(
         callbacks: called after every chunk; one that raises is dropped with a warning.
         verbose: progress bar: yes, no, or (``None``) on a terminal only.
     """
+    if not inference.separates and any(layer.separate for layer in model.layers):
+        raise SettingError(
+            f"{type(inference).__name__} cannot work with outputs that have kernels of their own: "
+            "build the model with a recipe whose separate is False."
+        )
     reporter = Reporter(callbacks, verbose) if jax.process_index() == 0 else Reporter((), False)
     with _one_blas_thread():
         return _Run(inference, model, source, key, max_iter, early_stopping, checkpointing, reporter).finish()

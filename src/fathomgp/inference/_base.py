@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -112,7 +112,13 @@ class AbstractPosterior(eqx.Module):
 
 
 class AbstractInference(eqx.Module):
-    """An algorithm: how a model is learned from data. Its settings are its fields."""
+    """An algorithm: how a model is learned from data. Its settings are its fields.
+
+    Attributes:
+        separates: whether it can learn layers whose outputs have kernels and inducing inputs of their own.
+    """
+
+    separates: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> Any:

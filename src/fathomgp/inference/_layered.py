@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.inference._base import AbstractPosterior
-from fathomgp.kernels import has_features, prior_function
+from fathomgp.kernels import has_features
 from fathomgp.linalg import safe_cholesky
 from fathomgp.model import Conditional, DeepGP, Layer, joint_moments, moments, sample_path
 from fathomgp.precision import clamp_variance
@@ -96,10 +96,8 @@ class LayeredPosterior(AbstractPosterior):
         """One function, composed of one function a layer."""
         h = x
         for level, (layer, conditional) in enumerate(zip(self.model.layers, self.conditionals, strict=True)):
-            prior_key, noise_key = jax.random.split(jax.random.fold_in(key, level))
-            noise = jax.random.normal(noise_key, conditional.mean.shape, conditional.mean.dtype)
-            prior = prior_function(layer.kernel, conditional.z.shape[1], key=prior_key, width=layer.width, like=noise)
-            h = sample_path(layer, conditional, prior, noise)(self.model.layer_input(level, x, h))
+            inputs = self.model.layer_input(level, x, h)
+            h = sample_path(layer, conditional, inputs, key=jax.random.fold_in(key, level))
         return h
 
     def _moments(self, level: int, x: Array, h: Array) -> tuple[Array, Array]:

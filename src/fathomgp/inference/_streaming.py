@@ -1,5 +1,6 @@
 """What the algorithms with a data axis share: sums over blocks of rows, and one sample path through the layers."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from fathomgp.data import Batch
 from fathomgp.model import Conditional, DeepGP, Layer, moments
 
-#: Rows that stream through the layers at a time.
-BLOCK = 2048
+#: Rows that stream through the layers at a time, when a layer's products are small; see :func:`rows_a_block`.
+BLOCK = 5000
+#: Numbers in a block's largest product, W k(Z, x): more fall out of the cache, fewer waste time on small products.
+_BLOCK_NUMBERS = 2_000_000
 
 #: x, y, observed and weight of a block.
 Rows = tuple[Array, Array, Array, Array]
@@ -45,6 +48,12 @@ def stream_sum(
     shapes = jax.eval_shape(lambda: function(jax.tree.map(lambda s: s[0], stacked[1]), key))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add, zero, stacked)[0]
+
+
+def rows_a_block(conditionals: Sequence[Conditional], num_samples: int = 1) -> int:
+    """How many rows should stream through layers at a time."""
+    largest = max(math.prod(conditional.maps.shape[:-1]) for conditional in conditionals)
+    return max(1, min(BLOCK, _BLOCK_NUMBERS // largest) // num_samples)
 
 
 def last_moments(

@@ -183,7 +183,7 @@ def energy_without_kl(
         cavities, correction = remove_share(q, alpha / batch.num_data)
         model = eqx.combine(learned, constant)
         conditionals, reports = condition_all(model, cavities)
-        jitter = jnp.max(jnp.stack([report.jitter for report in reports]))
+        jitter = jnp.max(jnp.stack([jnp.max(report.jitter) for report in reports]))
         return (match_all(model, conditionals, correlated), correction), jitter
 
     (layers, correction), pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)

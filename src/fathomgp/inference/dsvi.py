@@ -18,7 +18,7 @@ cotangents: memory does not grow with the batch.
 """
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -31,7 +31,7 @@ from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
-from fathomgp.inference._streaming import Rows, last_moments, stream_sum
+from fathomgp.inference._streaming import Rows, last_moments, rows_a_block, stream_sum
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
@@ -90,6 +90,7 @@ class DSVI(AbstractInference):
         decay: whether the learning rate falls at all.
     """
 
+    separates: ClassVar[bool] = True
     steps: int = eqx.field(static=True, default=2000)
     batch_size: int = eqx.field(static=True, default=1024)
     learning_rate: float = eqx.field(static=True, default=0.01)
@@ -220,7 +221,7 @@ def negative_data_term(
 
     def without_data(learned: DeepGP, q: Any) -> tuple[Any, Float[Array, ""]]:
         conditionals, reports = condition(eqx.combine(learned, constant), q)
-        jitter = jnp.max(jnp.stack([report.jitter for report in reports]))
+        jitter = jnp.max(jnp.stack([jnp.max(report.jitter) for report in reports]))
         return cast(conditionals, dtype), jitter
 
     conditionals, pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
@@ -230,7 +231,7 @@ def negative_data_term(
         return expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
 
     gradient_of_block = functools.partial(jax.value_and_grad(with_data, (0, 1)), learned, conditionals)
-    value, (direct, cotangent) = stream_sum(gradient_of_block, batch, key)
+    value, (direct, cotangent) = stream_sum(gradient_of_block, batch, key, rows_a_block(conditionals, num_samples))
     model_gradient, q_gradient = pull(cotangent)
     model_gradient = jax.tree.map(jnp.add, model_gradient, direct)
     scale = -batch.scale.astype(jitter.dtype)

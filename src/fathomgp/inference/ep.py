@@ -215,7 +215,7 @@ def update_factors(
         fine = fine & cavity.ok & ok
     use = fine & (batch.weight > 0.0)
     updated = tuple(_damp(old, new, batch, use, tied, damping) for old, (new, _) in zip(factors, matched, strict=True))
-    jitter = jnp.max(jnp.stack([whitener.report.jitter for whitener in whiteners]))
+    jitter = jnp.max(jnp.stack([jnp.max(whitener.report.jitter) for whitener in whiteners]))
     return updated, evidence, jitter, jnp.sum(~fine & (batch.weight > 0.0), dtype=values.dtype)
 
 

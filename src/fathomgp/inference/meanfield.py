@@ -182,7 +182,9 @@ def bound(beliefs: Beliefs, batch: Batch) -> tuple[Float[Array, ""], Float[Array
     if beliefs.inputs is not None:
         total = total - jnp.sum(batch.weight * input_divergence(beliefs.inputs))
     fine = jnp.all(jnp.stack([whitener.report.ok for whitener in whiteners]))
-    return jnp.where(fine, total, jnp.nan), jnp.max(jnp.stack([whitener.report.jitter for whitener in whiteners]))
+    return jnp.where(fine, total, jnp.nan), jnp.max(
+        jnp.stack([jnp.max(whitener.report.jitter) for whitener in whiteners])
+    )
 
 
 def tasks_of(beliefs: Beliefs, batch: Batch) -> list[Task]:

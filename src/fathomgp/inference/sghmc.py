@@ -24,7 +24,7 @@ Several chains run side by side on batches of their own; they share the hyperpar
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -114,6 +114,7 @@ class SGHMC(AbstractInference):
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only).
     """
 
+    separates: ClassVar[bool] = True
     burn_in: int = eqx.field(static=True, default=3000)
     sampling: int = eqx.field(static=True, default=2000)
     draws: int = eqx.field(static=True, default=100)
@@ -380,7 +381,7 @@ def _keep(phase: Phase, state: SGHMCState, v: Values, energy: Float[Array, " C"]
 
 
 def _jitter(whiteners: Whiteners) -> Float[Array, ""]:
-    return jnp.max(jnp.stack([whitener.report.jitter for whitener in whiteners]))
+    return jnp.max(jnp.stack([jnp.max(whitener.report.jitter) for whitener in whiteners]))
 
 
 def _stack(batch: Batch) -> Batch:

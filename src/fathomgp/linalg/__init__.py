@@ -10,6 +10,7 @@ from fathomgp.linalg._cholesky import JitterReport as JitterReport
 from fathomgp.linalg._cholesky import check_factor as check_factor
 from fathomgp.linalg._cholesky import default_policy as default_policy
 from fathomgp.linalg._cholesky import safe_cholesky as safe_cholesky
+from fathomgp.linalg._cholesky import safe_inverse_factor as safe_inverse_factor
 from fathomgp.linalg._inverse import gram_of_lower as gram_of_lower
 from fathomgp.linalg._inverse import inverse_lower as inverse_lower
 from fathomgp.linalg._inverse import logdet_lower as logdet_lower

@@ -159,6 +159,29 @@ def _differentiable_lower_jvp(primals, tangents):
     return lower, multiply_from_left(lower, _half_lower(inner))
 
 
+def safe_inverse_factor(K: Float[Array, "*batch M M"]) -> tuple[Float[Array, "*batch M M"], JitterReport]:
+    """``L^-1`` of :func:`safe_cholesky`'s factor, and the report.
+
+    With ``d(L^-1) = -Phi(L^-1 dK L^-T) L^-1`` a pull-back takes three products of M x M matrices; through L it is five.
+    """
+    factor = safe_cholesky(lax.stop_gradient(K))
+    return _differentiable_inverse(K, inverse_lower(factor.lower)), factor.report
+
+
+@jax.custom_jvp
+def _differentiable_inverse(K: Float[Array, "*batch M M"], inverse: Float[Array, "*batch M M"]) -> Array:
+    return inverse
+
+
+@_differentiable_inverse.defjvp
+def _differentiable_inverse_jvp(primals, tangents):
+    K, inverse = primals
+    dK = tangents[0]
+    inverse = _differentiable_inverse(K, inverse)  # carries the dependence on K, as above
+    inner = multiply_from_left(inverse, 0.5 * (dK + transpose(dK))) @ transpose(inverse)
+    return inverse, -_half_lower(inner) @ inverse
+
+
 def _half_lower(matrix: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
     weight = jnp.tril(jnp.ones(matrix.shape[-2:], matrix.dtype)) - 0.5 * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
     return matrix * jnp.broadcast_to(weight, matrix.shape)

@@ -20,6 +20,7 @@ from fathomgp.model._conditional import project as project
 from fathomgp.model._conditional import sample_path as sample_path
 from fathomgp.model._deep import DeepGP as DeepGP
 from fathomgp.model._deep import Layer as Layer
+from fathomgp.model._deep import separate_outputs as separate_outputs
 from fathomgp.model._recipes import RECIPES as RECIPES
 from fathomgp.model._recipes import Recipe as Recipe
 from fathomgp.model._recipes import build_model as build_model

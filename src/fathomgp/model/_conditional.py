@@ -10,23 +10,22 @@ stacked maps Lz^-1 and T^T Lz^-1. Large triangular solves are several times slow
 is inverted once.
 """
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.errors import SettingError
-from fathomgp.linalg import JitterReport, inverse_lower, product, safe_cholesky
+from fathomgp.kernels import AbstractKernel, prior_function
+from fathomgp.linalg import JitterReport, product, safe_inverse_factor, transposed_product
 from fathomgp.model._deep import Layer
 from fathomgp.precision import clamp_variance
 
 
 class Whitener(eqx.Module):
-    """Lz^-1 of a layer, with what its factorisation had to say."""
+    """Lz^-1 of a layer (one an output if these are separate), with what its factorisation had to say."""
 
-    inverse_factor: Float[Array, "M M"]
+    inverse_factor: Float[Array, "*separate M M"]
     report: JitterReport
 
 
@@ -39,8 +38,8 @@ class Whitened(eqx.Module):
             (R = 0) when v is known, see :func:`known`.
     """
 
-    mean: Float[Array, "M P"]
-    root: Float[Array, "R M M"]
+    mean: Float[Array, "*separate M P"]
+    root: Float[Array, "*separate R M M"]
 
 
 class MeanTerm(eqx.Module):
@@ -53,6 +52,8 @@ class MeanTerm(eqx.Module):
 class Conditional(eqx.Module):
     """A layer's q(f), ready to be asked at any inputs.
 
+    Separate outputs have one conditional each, all with a leading axis.
+
     Attributes:
         z: the inducing inputs.
         mean: m~.
@@ -60,34 +61,43 @@ class Conditional(eqx.Module):
         extra: what decoupled algorithms add to the mean, or ``None``.
     """
 
-    z: Float[Array, "M D"]
-    mean: Float[Array, "M P"]
-    maps: Float[Array, "C M M"]
+    z: Float[Array, "*separate M D"]
+    mean: Float[Array, "*separate M P"]
+    maps: Float[Array, "*separate C M M"]
     extra: MeanTerm | None = None
 
 
 def prepare(layer: Layer) -> Whitener:
     """Factorise and invert k(Z, Z)."""
-    factor = safe_cholesky(_inducing_covariance(layer))
-    return Whitener(inverse_lower(factor.lower), factor.report)
+    return prepare_all((layer,))[0]
 
 
 def prepare_all(layers: tuple[Layer, ...]) -> list[Whitener]:
     """:func:`prepare` for every layer, with one batched factorisation where all have the same M."""
     covariances = [_inducing_covariance(layer) for layer in layers]
-    if len({covariance.shape for covariance in covariances}) > 1:
+    if len({covariance.shape[-1] for covariance in covariances}) > 1:
         return [prepare(layer) for layer in layers]
-    factor = safe_cholesky(jnp.stack(covariances))
-    inverses = inverse_lower(factor.lower)
-    reports = [jax.tree.map(lambda leaf, level=level: leaf[level], factor.report) for level in range(len(layers))]
-    return [Whitener(inverse, report) for inverse, report in zip(inverses, reports, strict=True)]
+    inverses, report = safe_inverse_factor(jnp.concatenate(covariances))
+    whiteners, start = [], 0
+    for layer, covariance in zip(layers, covariances, strict=True):
+        own = slice(start, start + len(covariance)) if layer.separate else start
+        whiteners.append(Whitener(inverses[own], jax.tree.map(lambda leaf, own=own: leaf[own], report)))
+        start += len(covariance)
+    return whiteners
 
 
 def condition_on(layer: Layer, whitener: Whitener, q: Whitened) -> Conditional:
     """Everything of a layer's q(f) that does not depend on the data."""
     assert layer.z is not None
-    spread = jnp.swapaxes(q.root, 1, 2) @ whitener.inverse_factor
-    return Conditional(layer.z.value, q.mean, jnp.concatenate([whitener.inverse_factor[None], spread]))
+    if not layer.separate:
+        return _condition_on(layer.z.value, whitener.inverse_factor, q)
+    root = q.root[:, None] if len(q.root) else jnp.zeros((layer.width, *q.root.shape), q.root.dtype)
+    return jax.vmap(_condition_on)(layer.z.value, whitener.inverse_factor, Whitened(q.mean.T[:, :, None], root))
+
+
+def _condition_on(z: Float[Array, "M D"], inverse_factor: Float[Array, "M M"], q: Whitened) -> Conditional:
+    spread = jnp.swapaxes(q.root, 1, 2) @ inverse_factor
+    return Conditional(z, q.mean, jnp.concatenate([inverse_factor[None], spread]))
 
 
 def known(v: Float[Array, "M P"]) -> Whitened:
@@ -105,69 +115,131 @@ def moments(
     layer: Layer, conditional: Conditional, x: Float[Array, "N D"]
 ) -> tuple[Float[Array, "N P"], Float[Array, "N P"]]:
     """Mean and variance of a layer's outputs at ``x``."""
-    mapped = _apply(layer, conditional, x)
-    mean = _mean(layer, conditional, mapped[0], x)
-    squares = jnp.sum(mapped**2, axis=1)
-    variance = layer.kernel.diagonal(x)[None] - squares[:1]
-    if len(squares) > 1:
-        variance = variance + squares[1:]
-    return mean, jnp.broadcast_to(clamp_variance(variance).T, mean.shape)
+    if layer.separate:
+        own = jax.vmap(lambda kernel, part: _shift_and_variance(kernel, part, x))
+        shift, variance = (figure[:, :, 0].T for figure in own(layer.kernel, conditional))
+    else:
+        shift, variance = _shift_and_variance(layer.kernel, conditional, x)
+    mean = shift + _rest_of_mean(layer, conditional, x)
+    return mean, jnp.broadcast_to(clamp_variance(variance), mean.shape)
+
+
+def _shift_and_variance(kernel: AbstractKernel, conditional: Conditional, x: Array) -> tuple[Array, Array]:
+    shift, change = mean_and_spread(kernel(conditional.z, x), conditional.maps, conditional.mean)
+    return shift, (kernel.diagonal(x)[None] + change).T
 
 
 def joint_moments(
     layer: Layer, conditional: Conditional, x: Float[Array, "N D"]
 ) -> tuple[Float[Array, "N P"], Float[Array, "P N N"]]:
     """Mean and covariance between rows of a layer's outputs at ``x``."""
-    mapped = _apply(layer, conditional, x)
-    mean = _mean(layer, conditional, mapped[0], x)
-    squares = jnp.swapaxes(mapped, 1, 2) @ mapped
-    covariance = layer.kernel(x)[None] - squares[:1]
-    if len(squares) > 1:
-        covariance = covariance + squares[1:]
+    if layer.separate:
+        own = jax.vmap(lambda kernel, part: _shift_and_covariance(kernel, part, x))
+        shift, covariance = own(layer.kernel, conditional)
+        shift, covariance = shift[:, :, 0].T, covariance[:, 0]
+    else:
+        shift, covariance = _shift_and_covariance(layer.kernel, conditional, x)
+    mean = shift + _rest_of_mean(layer, conditional, x)
     return mean, jnp.broadcast_to(covariance, (layer.width, len(x), len(x)))
 
 
+def _shift_and_covariance(kernel: AbstractKernel, conditional: Conditional, x: Array) -> tuple[Array, Array]:
+    mapped = _apply_maps(conditional.maps, kernel(conditional.z, x))
+    squares = jnp.swapaxes(mapped, 1, 2) @ mapped
+    covariance = kernel(x)[None] - squares[:1]
+    if len(squares) > 1:
+        covariance = covariance + squares[1:]
+    return mapped[0].T @ conditional.mean, covariance
+
+
 def sample_path(
-    layer: Layer, conditional: Conditional, prior: Callable[[Array], Array], e: Float[Array, "M P"]
-) -> Callable[[Float[Array, "N D"]], Float[Array, "N P"]]:
-    """A layer's function as a whole: a draw of the prior, corrected at the inducing inputs (Matheron's rule).
+    layer: Layer, conditional: Conditional, x: Float[Array, "N D"], *, key: PRNGKeyArray
+) -> Float[Array, "N P"]:
+    """A draw of a layer's function as a whole, at ``x``: the same key is the same function, whatever the rows.
+
+    A draw of the prior, corrected at the inducing inputs (Matheron's rule; Wilson et al. 2020), with e standard normal:
 
         f(x) = m(x) + A^T (m~ + T e) + [prior(x) - A^T Lz^-1 prior(Z)]
-
-    Args:
-        layer: gives kernel and mean.
-        conditional: q(f).
-        prior: a draw of the layer's outputs without their mean function, at any inputs.
-        e: standard normal noise.
     """
-    at_inducing = conditional.maps[0] @ prior(conditional.z)
-
-    def function(x: Float[Array, "N D"]) -> Float[Array, "N P"]:
-        mapped = _apply(layer, conditional, x)
-        value = _mean(layer, conditional, mapped[0], x) + prior(x) - mapped[0].T @ at_inducing
-        if len(mapped) == 1:
-            return value
-        spread = jnp.broadcast_to(mapped[1:], (layer.width, *mapped.shape[1:]))
-        return value + jnp.einsum("pmn,mp->np", spread, e)
-
-    return function
+    rest = _rest_of_mean(layer, conditional, x)
+    if not layer.separate:
+        return _centred_path(layer.kernel, conditional, x, key, layer.width) + rest
+    own = jax.vmap(lambda kernel, part, one: _centred_path(kernel, part, x, one, 1)[:, 0])
+    return own(layer.kernel, conditional, jax.random.split(key, layer.width)).T + rest
 
 
-def _mean(layer: Layer, conditional: Conditional, A: Float[Array, "M N"], x: Float[Array, "N D"]) -> Array:
-    mean = A.T @ conditional.mean + layer.mean(x)
+def _centred_path(kernel: AbstractKernel, conditional: Conditional, x: Array, key: PRNGKeyArray, width: int) -> Array:
+    prior_key, noise_key = jax.random.split(key)
+    e = jax.random.normal(noise_key, conditional.mean.shape, conditional.mean.dtype)
+    prior = prior_function(kernel, conditional.z.shape[1], key=prior_key, width=width, like=e)
+    mapped = _apply_maps(conditional.maps, kernel(conditional.z, x))
+    value = mapped[0].T @ (conditional.mean - conditional.maps[0] @ prior(conditional.z)) + prior(x)
+    if len(mapped) == 1:
+        return value
+    return value + jnp.einsum("pmn,mp->np", jnp.broadcast_to(mapped[1:], (width, *mapped.shape[1:])), e)
+
+
+@jax.custom_vjp
+def mean_and_spread(
+    K: Float[Array, "M N"], maps: Float[Array, "C M M"], mean: Float[Array, "M P"]
+) -> tuple[Float[Array, "N P"], Float[Array, "R N"]]:
+    """``A^T m~``, and what the data change in the variance, ``|T^T A|^2 - |A|^2`` (``-|A|^2`` when v is known).
+
+    All the data-sized products of a layer, with a pull-back by hand. A single root sends one weight g a row back, so
+    that W K needs no weighted copy, with s = -1 for Lz^-1 and 1 for T^T Lz^-1:
+
+        K_bar = 2 g (W^T s (W K)) + ...,        W_bar = 2 s (W K) (g K)^T + ...
+
+    ``W (K g K^T)`` would save a product, but loses the gradient in float32 (more than 1 % after 400 steps).
+    """
+    return _mean_and_spread(K, maps, mean)[0]
+
+
+def _mean_and_spread(K: Array, maps: Array, mean: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    mapped = _apply_maps(maps, K)
+    if len(maps) == 2:  # summed at once: half the passes over the largest array
+        change = jnp.sum(mapped[1] ** 2 - mapped[0] ** 2, axis=0)[None]
+    else:
+        squares = jnp.sum(mapped**2, axis=1)
+        change = squares[1:] - squares[:1] if len(maps) > 1 else -squares
+    return (mapped[0].T @ mean, change), (K, maps, mean, mapped)
+
+
+def _pull_back(residuals: tuple[Array, ...], cotangents: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    (K, maps, mean, mapped), (g_mean, g) = residuals, cotangents
+    if len(g) > 1:
+        weights = 2.0 * jnp.concatenate([-jnp.sum(g, axis=0, keepdims=True), g])
+        G = weights[:, None] * mapped
+        G = G.at[0].add(mean @ g_mean.T).reshape(-1, K.shape[1])
+        tall = maps.reshape(-1, maps.shape[2])
+        return transposed_product(tall, G), (G @ K.T).reshape(maps.shape), mapped[0] @ g_mean
+    signs = 2.0 * jnp.ones((len(maps), 1, 1), K.dtype).at[0].set(-1.0)
+    stacked, shift = mapped.reshape(-1, K.shape[1]), K @ g_mean
+    maps_bar = (signs * (stacked @ (K * g).T).reshape(maps.shape)).at[0].add(mean @ shift.T)
+    K_bar = transposed_product((signs * maps).reshape(-1, maps.shape[2]), stacked) * g
+    return K_bar + (maps[0].T @ mean) @ g_mean.T, maps_bar, maps[0] @ shift
+
+
+mean_and_spread.defvjp(_mean_and_spread, _pull_back)
+
+
+def _rest_of_mean(layer: Layer, conditional: Conditional, x: Float[Array, "N D"]) -> Array:
+    """The mean function, and what decoupled algorithms add."""
+    mean = layer.mean(x)
     if conditional.extra is None:
         return mean
     return mean + product(layer.kernel(x, conditional.extra.points), conditional.extra.weights)
 
 
-def _inducing_covariance(layer: Layer) -> Float[Array, "M M"]:
+def _inducing_covariance(layer: Layer) -> Float[Array, "_ M M"]:
+    """k(Z, Z), one matrix or one an output."""
     if layer.z is None:
         raise SettingError("This algorithm needs inducing inputs, but a layer has none: set num_inducing.")
-    return layer.kernel(layer.z.value)
+    if layer.separate:
+        return jax.vmap(lambda kernel, z: kernel(z))(layer.kernel, layer.z.value)
+    return layer.kernel(layer.z.value)[None]
 
 
-def _apply(layer: Layer, conditional: Conditional, x: Float[Array, "N D"]) -> Float[Array, "C M N"]:
+def _apply_maps(maps: Float[Array, "C M M"], K: Float[Array, "M N"]) -> Float[Array, "C M N"]:
     """All maps at once: one tall matrix product is faster than several small ones."""
-    maps = conditional.maps
-    tall = product(maps.reshape(-1, maps.shape[2]), layer.kernel(conditional.z, x))
-    return tall.reshape(*maps.shape[:2], len(x))
+    return product(maps.reshape(-1, maps.shape[2]), K).reshape(*maps.shape[:2], K.shape[1])

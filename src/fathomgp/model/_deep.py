@@ -19,10 +19,14 @@ class Layer(eqx.Module):
 
         f_p ~ GP(m_p, k),   p = 1, ..., width
 
+    With inducing inputs of shape (width, M, D) every output has its own, and its own kernel: the arrays of ``kernel``
+    then have a leading axis of that length (:func:`separate_outputs`). That costs ``width`` factorisations and twice
+    the products, and pays where M shared points cannot carry what the outputs have to learn.
+
     Attributes:
         kernel: the covariance k.
         mean: the mean m, from the layer's inputs to its ``width`` outputs.
-        z: the inducing inputs (M, D), or ``None`` for algorithms without any.
+        z: the inducing inputs, (M, D) or (width, M, D), or ``None`` for algorithms without any.
         width: the number of outputs.
         noise: variance of white noise added to the outputs before the next layer sees them, or ``None``.
     """
@@ -41,13 +45,19 @@ class Layer(eqx.Module):
                 f"The mean function has {self.mean.output_dim} outputs but the layer's width is {self.width}: "
                 "build the mean for that width."
             )
-        if self.z is not None and len(self.z.shape) != 2:
-            raise SettingError(f"Inducing inputs must be (M, D), but their shape is {self.z.shape}.")
+        shape = (0, 0) if self.z is None else self.z.shape
+        if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] != self.width):
+            raise SettingError(f"Inducing inputs must be (M, D) or ({self.width}, M, D), but their shape is {shape}.")
+
+    @property
+    def separate(self) -> bool:
+        """Whether every output has its own kernel and inducing inputs."""
+        return self.z is not None and len(self.z.shape) == 3
 
     @property
     def num_inducing(self) -> int:
         """M, or 0 without inducing inputs."""
-        return 0 if self.z is None else self.z.shape[0]
+        return 0 if self.z is None else self.z.shape[-2]
 
 
 class DeepGP(eqx.Module):
@@ -105,9 +115,23 @@ class DeepGP(eqx.Module):
         for level, layer in enumerate(self.layers):
             key, function_key, noise_key = jax.random.split(key, 3)
             inputs = self.layer_input(level, x, h)
-            lower = safe_cholesky(layer.kernel(inputs)).lower
-            h = layer.mean(inputs) + lower @ jax.random.normal(function_key, (len(x), layer.width), x.dtype)
+            noise = jax.random.normal(function_key, (len(x), layer.width), x.dtype)
+            h = layer.mean(inputs) + _correlate(layer, inputs, noise)
             draws.append(h)
             if layer.noise is not None:
                 h = h + jnp.sqrt(layer.noise.value) * jax.random.normal(noise_key, h.shape, h.dtype)
         return draws
+
+
+def separate_outputs(layer: Layer, z: Float[Array, "P M D"]) -> Layer:
+    """A layer whose outputs have the inducing inputs ``z`` and kernels of their own, all equal at the start."""
+    own = jax.tree.map(lambda leaf: jnp.tile(leaf[None], (layer.width,) + (1,) * leaf.ndim), layer.kernel)
+    return Layer(own, layer.mean, Parameter(z), layer.width, layer.noise)
+
+
+def _correlate(layer: Layer, x: Float[Array, "N D"], noise: Float[Array, "N P"]) -> Float[Array, "N P"]:
+    """Standard normal noise, given the covariance of the layer's outputs at ``x``."""
+    if not layer.separate:
+        return safe_cholesky(layer.kernel(x)).lower @ noise
+    lower = safe_cholesky(jax.vmap(lambda kernel: kernel(x))(layer.kernel)).lower
+    return jnp.einsum("pij,jp->ip", lower, noise)
