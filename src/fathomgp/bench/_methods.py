@@ -10,7 +10,7 @@ METHODS: dict[str, Mapping[str, Any]] = {
     "linear": {"method": "exact", "kernel": "linear"},
     "exact": {"method": "exact"},
     "sgpr": {"method": "sgpr", "num_inducing": 100},
-    "dsvi": {"method": "dsvi", "depth": 2, "num_inducing": 100},
+    "dsvi": {"method": "dsvi", "depth": 2, "num_inducing": 100, "precision": "mixed"},
     "decoupled": {"method": "decoupled", "depth": 2, "num_inducing": 100},
     "sghmc": {"method": "sghmc", "depth": 2, "num_inducing": 100},
     "stride": {"method": "stride", "depth": 2, "num_inducing": 100},

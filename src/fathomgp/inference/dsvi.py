@@ -91,7 +91,7 @@ class DSVI(AbstractInference):
     """
 
     separates: ClassVar[bool] = True
-    steps: int = eqx.field(static=True, default=2000)
+    steps: int = eqx.field(static=True, default=1500)
     batch_size: int = eqx.field(static=True, default=1024)
     learning_rate: float = eqx.field(static=True, default=0.01)
     natural: float = eqx.field(static=True, default=0.1)

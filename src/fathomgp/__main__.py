@@ -1,0 +1,5 @@
+"""``python -m fathomgp`` is the command line."""
+
+from fathomgp.cli import main
+
+main()
