@@ -231,6 +231,8 @@ def test_the_regressor_points_at_the_classifier(moons):
 def test_settings_for_labels():
     assert tuned_inference("dsvi", "default", labels=True, num_data=300) == DSVI(inner_root=0.1, steps=500)
     assert tuned_inference("dsvi", "default", labels=True, num_data=10**5) == DSVI(inner_root=0.1)
+    # Small batches of few rows are minibatches all the same.
+    assert tuned_inference("dsvi", "default", labels=True, num_data=300, batch_size=50) == DSVI(inner_root=0.1)
     mine = DSVI()
     assert tuned_inference(mine, "default", labels=True, num_data=300) is mine
 

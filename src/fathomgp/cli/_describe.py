@@ -44,8 +44,11 @@ def noise_std(estimator: Any) -> np.ndarray | None:
 
 @double_precision
 def lengthscales(estimator: Any) -> np.ndarray | None:
-    """One lengthscale an input, of the first layer, for scaled inputs; ``None`` if its kernel has none."""
+    """One lengthscale an input, of the first layer, for scaled inputs; ``None`` if its kernel has none.
+
+    Where outputs have kernels of their own, the shortest: an input matters if it matters to any of them.
+    """
     parameter = getattr(estimator.model_.layers[0].kernel, "lengthscale", None)
-    if parameter is None or parameter.shape != (estimator.n_features_in_,):
+    if parameter is None or parameter.shape[-1:] != (estimator.n_features_in_,):
         return None
-    return np.asarray(parameter.value)
+    return np.asarray(parameter.value).reshape(-1, estimator.n_features_in_).min(axis=0)

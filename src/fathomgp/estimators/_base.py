@@ -74,7 +74,7 @@ class _DeepGPEstimator(BaseEstimator):
         method, _ = find_method(self.method)
         labels = likelihood.target_kind == "class"
         rows = X.num_data if targets is None else len(X)
-        inference = tuned_inference(self.method, self.recipe, labels=labels, num_data=rows)
+        inference = tuned_inference(self.method, self.recipe, labels=labels, num_data=rows, batch_size=self.batch_size)
         seed = self._draw_seed()
         dtype = PRECISIONS[self.precision]
         if targets is None:

@@ -96,15 +96,20 @@ LABEL_STEPS = 500
 PRECISIONS: dict[str, Any] = {"double": np.float64, "mixed": np.float32, "single": np.float32}
 
 
-def tuned_inference(method: str | AbstractInference, recipe: Any, *, labels: bool, num_data: int) -> AbstractInference:
-    """The algorithm with the settings that recipe and task suggest; an inference object of the user overrules both."""
+def tuned_inference(
+    method: str | AbstractInference, recipe: Any, *, labels: bool, num_data: int, batch_size: int | None = None
+) -> AbstractInference:
+    """The algorithm with the settings that recipe and task suggest; an inference object of the user overrules both.
+
+    ``batch_size`` is the user's, or ``None``.
+    """
     inference = find_method(method)[1]
     if not isinstance(method, str):
         return inference
     if isinstance(recipe, str) and (recipe, method) in RECIPE_SETTINGS:
         return dataclasses.replace(inference, **RECIPE_SETTINGS[recipe, method])  # type: ignore[type-var]
     settings = dict(LABEL_SETTINGS.get(method, {})) if labels else {}
-    if settings and num_data <= inference.batch_size:  # type: ignore[attr-defined]
+    if settings and num_data <= (batch_size or inference.batch_size):  # type: ignore[attr-defined]
         settings["steps"] = LABEL_STEPS
     return dataclasses.replace(inference, **settings) if settings else inference  # type: ignore[type-var]
 
