@@ -19,16 +19,19 @@ from fathomgp.inference import STRIDE, stride
 from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import fill_up, hidden_values, prepare_hidden, top_inputs, whitened
-from fathomgp.inference._stride_top import JITTER, Top, bound, condition_top, log_likelihood
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood
+from fathomgp.inference.sgpr import collapsed_elbo
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian, Poisson
-from fathomgp.linalg import death_scores, pivoted_cholesky, sparse_bound
+from fathomgp.linalg import death_scores, default_policy, pivoted_cholesky, sparse_bound
 from fathomgp.model import Conditional, Recipe, build_model, moments
+from fathomgp.parameters import real
 
 ARCHITECTURES = ("composition", "convolution", "injective")
 #: Draws of importance sampling; FATHOMGP_TEST_DRAWS=1000000 for the long form.
 DRAWS = int(os.environ.get("FATHOMGP_TEST_DRAWS", "100000"))
 COLLAPSED = Top("collapsed", shared=True)
+JITTER = default_policy(np.float64).first
 
 
 def problem(rng, rows=25, architecture="composition", depth=2, outputs=1, inputs=1, noise=0.1):
@@ -94,6 +97,21 @@ def test_births_and_deaths_equal_brute_force(architecture, rng):
         assert np.allclose(births, expected, rtol=0.0, atol=1e-8)
     fast = jax.jit(lambda: bound(model, COLLAPSED, batch, inputs, jnp.asarray(inducing)))()
     assert np.allclose(fast, [free_energy(model, batch, h, inducing) for h in inputs], atol=1e-6)
+
+
+def test_the_bound_is_that_of_sparse_gp_regression_where_the_variance_is_large(rng):
+    """Smooth data ask for a variance far above the noise: a jitter of 1e-8 of it, not 1e-10, doubled energy's error."""
+    x = rng.normal(size=(200, 3))
+    y = x[:, :1] * x[:, 1:2] + x[:, 2:] ** 2 + 0.1 * rng.normal(size=(200, 1))
+    batch, inducing = ArraySource(x, y).everything(), jnp.arange(40, dtype=jnp.int32)
+    shallow = build_model(x, Gaussian(0.01), 1, depth=1, num_inducing=40, kernel=RBF(40.0, 1e6))
+    sparse = eqx.tree_at(lambda m: m.layers[0].z, shallow, real(batch.x[inducing]))
+    expected = float(jax.jit(collapsed_elbo)(sparse, batch))
+    found = jax.jit(lambda: bound(shallow, COLLAPSED, batch, batch.x[None], inducing))()
+    assert float(found[0]) == pytest.approx(expected, abs=0.01)
+    one = jax.jit(lambda: particle_bound(shallow, COLLAPSED, batch, batch.x, inducing, jnp.ones(40, bool)).value)()
+    padding = 0.5 * np.log(2 * np.pi * 0.01) * np.sum(np.asarray(batch.weight) == 0)
+    assert float(one) + padding == pytest.approx(expected, abs=0.01)
 
 
 def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):
@@ -228,9 +246,7 @@ def test_geweke(six, rng, key, name):
         kernel = model.layers[-1].kernel
 
         def observe(h, key):
-            now = sparse_bound(
-                kernel(h[inducing]), kernel(h[inducing], h), kernel.diagonal(h), batch.y, 0.1, jitter=JITTER
-            )
+            now = sparse_bound(kernel(h[inducing]), kernel(h[inducing], h), kernel.diagonal(h), batch.y, 0.1)
             low, noise = jax.random.normal(key, (4,)), jax.random.normal(jax.random.fold_in(key, 1), (6, 1))
             return (now.covariance.V.T @ low)[:, None] + jnp.sqrt(0.1) * noise
 

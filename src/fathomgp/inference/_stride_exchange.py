@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.data import Batch
-from fathomgp.inference._stride_top import JITTER, Top, members, residuals
+from fathomgp.inference._stride_top import Top, members, residuals
 from fathomgp.inference.exact import gaussian_noise
 from fathomgp.linalg import SparseBound, birth_scores, death_scores, sparse_bound
 from fathomgp.model import DeepGP
@@ -69,7 +69,6 @@ def particle_bound(
         residuals(model, batch, h),
         noise,
         active=active,
-        jitter=JITTER,
     )
 
 

@@ -25,8 +25,6 @@ from fathomgp.model import DeepGP, Layer
 
 KINDS = ("collapsed", "sampled", "standard")
 
-#: What is added to the diagonal of K_mm, as a share of its mean.
-JITTER = 1e-8
 #: Entries of K_mn, of several particles, that are formed at a time: what a cache holds (measured).
 _ENTRIES = 1 << 19
 
@@ -100,7 +98,7 @@ def sums(
     """V V^T and its companions, in blocks of particles so that memory stays O(N M); and the factors of K_mm."""
     groups, layer = _groups(top, batch), model.layers[-1]
     z = jnp.take(inputs, inducing, axis=1)
-    factor = safe_cholesky(jax.vmap(layer.kernel.gram)(z), jitter=JITTER)
+    factor = safe_cholesky(jax.vmap(layer.kernel.gram)(z))
     inverse = inverse_lower(factor.lower)
 
     def one(parts: tuple[Array, Array, Array]) -> WhitenedSums:
@@ -201,7 +199,7 @@ def _sampled(
     """``sum_i log p(y_i | f_i)`` with ``f = m + k(., Z) Lz^-T v``."""
     layer = model.layers[-1]
     z = jnp.take(inputs, inducing, axis=1)
-    lower = safe_cholesky(jax.vmap(layer.kernel.gram)(z), jitter=JITTER).lower
+    lower = safe_cholesky(jax.vmap(layer.kernel.gram)(z)).lower
     v = _top_white(model, white, len(inducing))
     weights = jax.lax.linalg.triangular_solve(lower, v, left_side=True, lower=True, transpose_a=True)
 
