@@ -16,10 +16,10 @@ def descend(
     optimiser: optax.GradientTransformation,
     memory: Any,
     model: DeepGP,
-    q: tuple[Whitened, ...],
+    q: Any,
     gradient: Any,
     pace: Float[Array, ""],
-) -> tuple[DeepGP, tuple[Whitened, ...], Any]:
+) -> tuple[DeepGP, Any, Any]:
     """One step on the learned parts of the model and on q, scaled by ``pace``; also the optimiser's new memory."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         updates, memory = optimiser.update(gradient, memory)

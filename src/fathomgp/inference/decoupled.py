@@ -33,6 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, Phase
+from fathomgp.inference._descent import descend
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference.dsvi import (
     DSVIInfo,
@@ -154,7 +155,7 @@ class Decoupled(AbstractInference):
         kl, kl_gradient = eqx.filter_value_and_grad(decoupled_kl)(state.q)
         pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
         total = (partition(model_gradient)[0], _lower(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
-        model, q, adam = self._adam_step(state, total, pace)
+        model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
             base, fine = natural_step(state.q[-1].base, q_gradient[-1].base, self.natural * state.caution)
@@ -177,13 +178,6 @@ class Decoupled(AbstractInference):
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
-
-    def _adam_step(self, state: DecoupledState, gradient: Any, pace: Float[Array, ""]) -> tuple[DeepGP, Any, Any]:
-        learned, constant = partition(state.model)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            updates, adam = self._adam().update(gradient, state.adam)
-        hyper, q = jax.tree.map(lambda value, update: value + pace * update, (learned, state.q), updates)
-        return eqx.combine(hyper, constant), q, adam
 
     def _place_points(
         self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray

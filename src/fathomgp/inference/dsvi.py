@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
+from fathomgp.inference._descent import descend, lower_roots
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._streaming import Rows, last_moments, rows_a_block, stream_sum
@@ -118,7 +119,7 @@ class DSVI(AbstractInference):
             q = (*q[:-1], last)
         zero = jnp.asarray(0, jnp.int32)
         one = jnp.ones((), q[0].mean.dtype)
-        return DSVIState(model, q, self._adam().init(_learned(model, q)), zero, zero, one)
+        return DSVIState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase of ``max_iter`` steps."""
@@ -136,8 +137,8 @@ class DSVI(AbstractInference):
         pace = state.caution
         if self.decay:
             pace = pace * schedule(state.steps, state.horizon, state.caution.dtype)
-        total = (partition(model_gradient)[0], _lower(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
-        model, q, adam = self._adam_step(state, total, pace)
+        total = (partition(model_gradient)[0], lower_roots(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
+        model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
             last, fine = natural_step(state.q[-1], q_gradient[-1], self.natural * state.caution)
@@ -160,13 +161,6 @@ class DSVI(AbstractInference):
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
-
-    def _adam_step(self, state: DSVIState, gradient: Any, pace: Float[Array, ""]) -> tuple[DeepGP, Any, Any]:
-        learned = _learned(state.model, state.q)
-        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            updates, adam = self._adam().update(gradient, state.adam)
-        (hyper, q) = jax.tree.map(lambda value, update: value + pace * update, learned, updates)
-        return eqx.combine(hyper, partition(state.model)[1]), q, adam
 
 
 # --- the bound --------------------------------------------------------------------------------------------------------
@@ -331,15 +325,6 @@ def condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditio
 def _posterior(model: DeepGP, q: tuple[Whitened, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     conditionals, reports = condition_all(model, q)
     return LayeredPosterior(model, tuple(conditionals), num_samples), reports
-
-
-def _learned(model: DeepGP, q: tuple[Whitened, ...]) -> Any:
-    return partition(model)[0], q
-
-
-def _lower(q: tuple[Whitened, ...]) -> tuple[Whitened, ...]:
-    """Gradients of lower-triangular roots."""
-    return tuple(Whitened(layer.mean, jnp.tril(layer.root)) for layer in q)
 
 
 def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
