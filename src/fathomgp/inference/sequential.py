@@ -120,7 +120,8 @@ class Sequential(AbstractInference):
 
     Attributes:
         num_particles: S.
-        episodes: passes over the data; hyperparameters are learned in all but the last.
+        episodes: passes over the data; hyperparameters are learned in all but the last. A noise that varies keeps what
+            it learned from one to the next, so it wants some five of them: two see little of it.
         delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set, and the white noise
             of the function values there.
         budget: N_AC, active inputs a layer; ``None`` takes the layers' numbers of inducing inputs.
