@@ -12,7 +12,7 @@ from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.fitting import fit_model
 from fathomgp.inference import Sequential, dynamical_prior, with_heteroscedastic_noise
-from fathomgp.inference._online import absorb, conditionals, empty, forget, project, refresh
+from fathomgp.inference._online import absorb, absorb_mixture, conditionals, empty, forget, project, refresh
 from fathomgp.inference._particles import (
     Datum,
     balanced_normal,
@@ -157,7 +157,7 @@ def test_deletion_takes_the_member_that_the_others_predict_best(data, key):
     at = project(before, model.layers[0], x[budget : budget + 1])
     datum = Datum(x[budget : budget + 1], y[budget : budget + 1, :1], jnp.ones((1, 1), bool))
     slope, curvature = site(model.likelihood, at.mean, at.variance, datum)
-    after = absorb(before, at, x[budget : budget + 1], slope, curvature)
+    after = absorb(before, at, x[budget : budget + 1], slope[0], curvature[0])
     # By hand, with all seven: the squared leave-one-out error of each.
     seven = np.concatenate([np.asarray(before.x)[np.asarray(before.active)], np.asarray(x[budget : budget + 1])])
     posterior = condition(model, ArraySource(np.asarray(x[: budget + 1]), np.asarray(y[: budget + 1, :1])).everything())
@@ -342,14 +342,14 @@ def test_a_deep_fit_learns_and_streams_on(fitted, curve, key):
         assert np.all(np.isfinite(leaf))
     later = after.predict_f(jnp.asarray(x), key=key)
     assert np.sqrt(np.mean((np.asarray(later.mean()) - y) ** 2)) < 1.0
-    # Where blocks begin changes nothing.
+    # Where blocks begin changes nothing, up to rounding, which Q enlarges.
     x, y, observed = x[:4] + 0.01, y[:4], np.ones((4, 1), bool)
     whole, info = posterior.learn(x, y, observed, key=key, predict=True)
     parts, first = posterior.learn(x[:1], y[:1], observed[:1], key=key, predict=True)
     parts, rest = parts.learn(x[1:], y[1:], observed[1:], key=key, predict=True)
     assert np.allclose(np.concatenate([first.log_density, rest.log_density]), info.log_density, rtol=1e-9)
     for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(parts.state), strict=True):
-        assert np.allclose(a, b, rtol=1e-9, atol=1e-9)
+        assert np.allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_the_gradient_for_hyperparameters_is_that_of_the_density(rng, key):
@@ -381,6 +381,51 @@ def test_layers_without_inducing_inputs_are_refused(curve):
         start_layers(model, shared=True)
 
 
+def test_outputs_of_the_dynamical_prior_have_the_covariance_of_the_data(rng, key):
+    """Else known outputs say too much about missing ones: plain PCA leaves the noise of a row's own scores out."""
+    y = rng.normal(size=(200, 2)) @ rng.normal(size=(2, 3)) + rng.normal(size=(200, 3))
+    y = (y - y.mean(axis=0)) / y.std(axis=0)
+    model = dynamical_prior(rng.normal(size=(200, 1)), y, latent_dim=2, num_inducing=20, decoder="linear", key=key)
+    weights = np.asarray(model.layers[-1].mean.weights.value)
+    covariance = weights.T @ weights + np.eye(3) * float(model.likelihood.variance.value)
+    assert np.allclose(covariance, y.T @ y / len(y), atol=0.05)
+
+
+def test_a_mixture_of_one_particle_is_a_datum(rng):
+    layer, gp = _online(rng)
+    x, slope, curvature = jnp.asarray(rng.normal(size=(1, 2))), jnp.asarray([0.7]), jnp.asarray([-0.4])
+    plain = absorb(gp, project(gp, layer, x), x, slope, curvature)
+    mixed = absorb_mixture(gp, layer, x, x, jnp.ones(1), slope[None], curvature[None])
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(mixed), strict=True):
+        assert np.allclose(a, b, atol=1e-5)
+
+
+def test_a_mixture_has_the_moments_of_its_particles(rng):
+    layer, gp = _online(rng)
+    particles, weights = jnp.asarray(rng.normal(size=(3, 2))), jnp.asarray([0.2, 0.5, 0.3])
+    slope, curvature = jnp.asarray(rng.normal(size=(3, 1))), -jnp.asarray(rng.uniform(0.1, 0.5, size=(3, 1)))
+    # An input that is active already: nothing joins, and the slots of all answers agree.
+    x = gp.x[:1]
+    parts = [
+        absorb_mixture(gp, layer, x, particles[i : i + 1], jnp.ones(1), slope[i : i + 1], curvature[i : i + 1])
+        for i in range(3)
+    ]
+    mixed = absorb_mixture(gp, layer, x, particles, weights, slope, curvature)
+    mean = sum(w * part.mean for w, part in zip(weights, parts, strict=True))
+    second = sum(w * (part.covariance[0] + part.mean @ part.mean.T) for w, part in zip(weights, parts, strict=True))
+    assert np.allclose(mixed.mean, mean, atol=1e-10)
+    assert np.allclose(mixed.covariance[0], second - mean @ mean.T, atol=1e-10)
+
+
+def _online(rng):
+    """A layer of one output over two inputs, and an online GP that has seen five rows."""
+    layer = Layer(RBF(jnp.ones(2), 1.0), Zero(1), real(jnp.zeros((8, 2))), 1)
+    gp = empty(layer, 2, 8, shared=True)
+    for x in jnp.asarray(rng.normal(size=(5, 1, 2))):
+        gp = absorb(gp, project(gp, layer, x), x, jnp.asarray([0.3]), jnp.asarray([-0.5]))
+    return layer, gp
+
+
 @pytest.mark.slow
 def test_the_dynamical_prior_fills_in_what_is_missing(rng, key):
     time = np.linspace(-2, 2, 60)[:, None]
@@ -403,6 +448,6 @@ def test_the_dynamical_prior_fills_in_what_is_missing(rng, key):
     assert np.sqrt(np.mean((filled - y)[~observed] ** 2)) < 0.2
     varying = with_heteroscedastic_noise(model)
     assert varying.layers[-1].width == 10
-    assert np.allclose(varying.layers[-1].mean(jnp.asarray(scores))[:, :5], scores @ components)
+    assert np.allclose(varying.layers[-1].mean(jnp.asarray(scores))[:, :5], scores @ components, atol=0.05)
     with pytest.raises(SettingError, match="latent_dim must lie between 1 and the 5 outputs"):
         dynamical_prior(time, y, latent_dim=6, key=key)

@@ -134,24 +134,56 @@ def absorb(
         slope: of the datum's log predictive density in the mean of each output; 0 where nothing was observed.
         curvature: the same, second derivative; not positive.
     """
-    q, novelty = at.q[:, 0], at.novelty[0]
-    white = gp.delta * at.prior[0]
-    joins = novelty > max(gp.delta, _SMALLEST_NOVELTY) * at.prior[0]
-    slot = jnp.arange(len(gp.active)) == jnp.argmin(gp.active)
-    new = slot & joins
-
+    joined = _join(gp, at, x)
+    new = joined.active & ~gp.active
     psi = jnp.where(new[None, :], at.variance[0][:, None], at.spread[:, :, 0])
-    mean = jnp.where(new[:, None], (q @ gp.mean)[None, :], gp.mean) + psi.T * slope[None, :]
-    covariance = jnp.where(new[None, :, None], psi[:, None, :], gp.covariance)
-    covariance = jnp.where(new[None, None, :], psi[:, :, None], covariance)
-    covariance = covariance + jnp.diag(jnp.where(new, white, 0.0))[None]
-    covariance = covariance + curvature[:, None, None] * (psi[:, :, None] * psi[:, None, :])
+    mean = joined.mean + psi.T * slope[None, :]
+    covariance = joined.covariance + curvature[:, None, None] * (psi[:, :, None] * psi[:, None, :])
+    weights = joined.weights + (joined.inverse @ psi.T) * slope[None, :]
+    return _within_budget(OnlineGP(joined.x, mean, weights, covariance, joined.inverse, joined.active, gp.delta))
 
-    direction = jnp.where(new, -1.0, q)
-    inverse = gp.inverse + jnp.where(joins, 1.0 / jnp.where(joins, novelty + white, 1.0), 0.0) * _outer(direction)
-    weights = gp.weights + (inverse @ psi.T) * slope[None, :]
-    x = jnp.where(new[:, None], x, gp.x)
-    return _within_budget(OnlineGP(x, mean, weights, covariance, inverse, gp.active | new, gp.delta))
+
+def absorb_mixture(
+    gp: OnlineGP,
+    layer: Layer,
+    x: Float[Array, "1 D"],
+    particles: Float[Array, "S D"],
+    weights: Float[Array, " S"],
+    slope: Float[Array, "S P"],
+    curvature: Float[Array, "S P"],
+) -> OnlineGP:
+    """Learn one datum whose input is only known as weighted particles: the moments of the mixture, within the budget.
+
+    Each particle i would move the function values by slope_i psi_i, with psi_i their covariance with f at its place,
+
+        mu <- mu + d,    d = sum_i w_i slope_i psi_i
+        Sigma <- Sigma + sum_i w_i (curvature_i + slope_i^2) psi_i psi_i^T - d d^T
+
+    To learn at the mean particle instead would bend the function towards every datum: an output that pulls its own
+    input along leaves a residual that looks like a function of this input.
+
+    Args:
+        gp: before the datum.
+        layer: of the kernel.
+        x: the input that may join the active set: the particles' mean.
+        particles: inputs.
+        weights: of the particles; they sum to 1.
+        slope: of the log predictive density at each particle, see :func:`absorb`.
+        curvature: likewise.
+    """
+    joined = _join(gp, project(gp, layer, x), x)
+    psi = project(joined, layer, particles).spread
+    shared = len(psi) == 1
+    share = weights[:, None] * slope
+    shift = psi[0] @ share if shared else jnp.einsum("pas,sp->ap", psi, share)
+    moment = weights[:, None] * (curvature + slope**2)
+    moment = jnp.mean(moment, axis=1, keepdims=True) if shared else moment
+    spread = jnp.einsum("ras,sr,rbs->rab", psi, moment, psi)
+    back = jnp.einsum("ap,bp->pab", shift, shift)
+    back = jnp.mean(back, axis=0, keepdims=True) if shared else back
+    mean, covariance = joined.mean + shift, joined.covariance + (spread - back)
+    learned = joined.weights + joined.inverse @ shift
+    return _within_budget(OnlineGP(joined.x, mean, learned, covariance, joined.inverse, joined.active, joined.delta))
 
 
 def forget(gp: OnlineGP, layer: Layer, factor: float) -> OnlineGP:
@@ -183,6 +215,22 @@ def conditionals(
         roots = jnp.swapaxes(lower, 1, 2) @ factor[None]
         answers.append(Conditional(gp.x, factor @ gp.mean, jnp.concatenate([factor[None], roots])))
     return tuple(answers), reports
+
+
+def _join(gp: OnlineGP, at: Projection, x: Float[Array, "1 D"]) -> OnlineGP:
+    """The same function with ``x`` in the active set, if its gamma^2 is worth it: no datum is learned (equation 5)."""
+    q, novelty = at.q[:, 0], at.novelty[0]
+    white = gp.delta * at.prior[0]
+    joins = novelty > max(gp.delta, _SMALLEST_NOVELTY) * at.prior[0]
+    new = (jnp.arange(len(gp.active)) == jnp.argmin(gp.active)) & joins
+    row = jnp.where(new[None, :], at.variance[0][:, None], at.spread[:, :, 0])
+    mean = jnp.where(new[:, None], (q @ gp.mean)[None, :], gp.mean)
+    covariance = jnp.where(new[None, :, None], row[:, None, :], gp.covariance)
+    covariance = jnp.where(new[None, None, :], row[:, :, None], covariance)
+    covariance = covariance + jnp.diag(jnp.where(new, white, 0.0))[None]
+    direction = jnp.where(new, -1.0, q)
+    inverse = gp.inverse + jnp.where(joins, 1.0 / jnp.where(joins, novelty + white, 1.0), 0.0) * _outer(direction)
+    return OnlineGP(jnp.where(new[:, None], x, gp.x), mean, gp.weights, covariance, inverse, gp.active | new, gp.delta)
 
 
 def _within_budget(gp: OnlineGP) -> OnlineGP:

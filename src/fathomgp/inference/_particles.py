@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fathomgp.inference._online import OnlineGP, Projection, absorb, project
+from fathomgp.inference._online import OnlineGP, Projection, absorb, absorb_mixture, project
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.linalg import inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer
@@ -94,10 +94,10 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
 
     J, paths = jax.jacfwd(last_mean, has_aux=True)(zero)
     slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
-    precision = jnp.eye(len(zero)) - (J.T * curvature[None, :]) @ J
+    precision = jnp.eye(len(zero)) - (J.T * curvature) @ J
     root = safe_cholesky(precision, jitter=0.0).lower
     inverse = inverse_lower(root)
-    return Guide(inverse.T @ (inverse @ (J.T @ slope)), inverse, jnp.sum(jnp.log(jnp.diagonal(root))))
+    return Guide(inverse.T @ (inverse @ (J.T @ slope[0])), inverse, jnp.sum(jnp.log(jnp.diagonal(root))))
 
 
 def draw_guided(model: DeepGP, guide: Guide, size: int, key: PRNGKeyArray) -> tuple[Noise, Float[Array, " S"]]:
@@ -144,30 +144,43 @@ def update_layers(
         slope, curvature = change_of_noise(weights, noise, total)
         new.append(absorb(gps[level], at, model.layer_input(level, x, h), slope, curvature))
         h = weights @ hidden
-    at = project_layer(model, gps, model.depth - 1, x, h)
-    slope, curvature = site(model.likelihood, at.mean, jnp.broadcast_to(at.variance, at.mean.shape), datum)
-    if at.variance.shape[1] == 1:
-        curvature = jnp.mean(curvature, keepdims=True)
-    return (*new, absorb(gps[-1], at, model.layer_input(model.depth - 1, x, h), slope, curvature))
+    return (*new, _update_last(model, gps[-1], datum, paths, weights[0], h))
+
+
+def _update_last(
+    model: DeepGP, gp: OnlineGP, datum: Datum, paths: Paths, weights: Float[Array, " S"], h: Float[Array, "1 _"]
+) -> OnlineGP:
+    """The last layer learns the datum at all particles; without inner layers, at the input itself."""
+    x, layer = datum.x, model.layers[-1]
+    slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
+    if not paths.hidden:
+        at = project(gp, layer, x)
+        total = curvature[0] if at.variance.shape[1] > 1 else jnp.mean(curvature[0], keepdims=True)
+        return absorb(gp, at, x, slope[0], total)
+    particles = paths.hidden[-1]
+    inputs = model.layer_input(model.depth - 1, jnp.broadcast_to(x, (len(particles), x.shape[1])), particles)
+    centre = model.layer_input(model.depth - 1, x, h)
+    return absorb_mixture(gp, layer, centre, inputs, weights, slope, curvature)
 
 
 def site(
-    likelihood: AbstractLikelihood, mean: Float[Array, "1 Q"], variance: Float[Array, "1 Q"], datum: Datum
-) -> tuple[Float[Array, " Q"], Float[Array, " Q"]]:
+    likelihood: AbstractLikelihood, mean: Float[Array, "S Q"], variance: Float[Array, "S Q"], datum: Datum
+) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
     """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
 
     The second derivative follows from the first ones: ``d2/dm2 log Z = 2 d/dv log Z - (d/dm log Z)^2``. Where a
     likelihood is not log-concave it may be positive; it is then taken as 0: data never make a function less certain.
     The slope of an outlier is cut; under Gaussian noise ``slope / sqrt(-curvature)`` is the standardised residual.
     """
+    y = jnp.broadcast_to(datum.y, (len(mean), datum.y.shape[1]))
 
-    def log_z(mean: Float[Array, "1 Q"], variance: Float[Array, "1 Q"]) -> Float[Array, ""]:
-        return jnp.sum(jnp.where(datum.observed, likelihood.log_z(mean, variance, datum.y), 0.0))
+    def log_z(mean: Float[Array, "S Q"], variance: Float[Array, "S Q"]) -> Float[Array, ""]:
+        return jnp.sum(jnp.where(datum.observed, likelihood.log_z(mean, variance, y), 0.0))
 
     slope, by_variance = jax.grad(log_z, (0, 1))(mean, variance)
-    curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)[0]
+    curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)
     cut = _FARTHEST * jnp.sqrt(-curvature)
-    return jnp.where(curvature < 0.0, jnp.clip(slope[0], -cut, cut), slope[0]), curvature
+    return jnp.where(curvature < 0.0, jnp.clip(slope, -cut, cut), slope), curvature
 
 
 def change_of_noise(

@@ -32,13 +32,14 @@ def dynamical_prior(
     latent_dim: int,
     num_inducing: int = 100,
     kernel: str = "matern32",
+    decoder: str = "rbf",
     heteroscedastic: bool = False,
     key: PRNGKeyArray,
 ) -> DeepGP:
     """Few smooth functions of time (or place) behind many outputs: for series, and for outputs that go missing.
 
     The first layer is fitted to the scores of the outputs' principal components, the second, whose mean are the
-    components themselves, to the outputs given the scores. Use ``Sequential(shallow_start=False, inner_scale=1)``, and
+    components, to the outputs given the scores. Use ``Sequential(shallow_start=False, inner_scale=1)``, and
     :meth:`SequentialPosterior.fill_in` for outputs that are missing in rows where others are known.
 
     Args:
@@ -48,6 +49,7 @@ def dynamical_prior(
         latent_dim: the number of inner functions.
         num_inducing: the budget a layer.
         kernel: of the first layer.
+        decoder: kernel of what the outputs are beyond the components; ``"linear"`` where rows are few for it.
         heteroscedastic: whether each output's noise varies.
         key: of the subsets that hyperparameters start from.
     """
@@ -56,15 +58,34 @@ def dynamical_prior(
         raise SettingError(f"latent_dim must lie between 1 and the {y.shape[1]} outputs, but it is {latent_dim}.")
     scores, components = principal_components(y, observed, latent_dim)
     first = _fitted_layer(x, scores, np.ones(scores.shape, bool), kernel, Zero(latent_dim), num_inducing, key)
-    decoder = Linear(jnp.asarray(components))
-    last = _fitted_layer(scores, y, observed, "rbf", decoder, num_inducing, jax.random.fold_in(key, 1))
-    smooth = first.layers[0]
-    # What no smooth function of x explains of the scores is noise of each row's own.
-    noise = positive(gaussian_noise(first, 1)[0], name="layer noise")
-    layers = (Layer(smooth.kernel, smooth.mean, smooth.z, smooth.width, noise), last.layers[0])
-    if not heteroscedastic:
-        return DeepGP(layers, last.likelihood)
-    return with_heteroscedastic_noise(DeepGP(layers, last.likelihood))
+    mean, last_key = Linear(jnp.asarray(components)), jax.random.fold_in(key, 1)
+    last = _fitted_layer(scores, y, observed, decoder, mean, num_inducing, last_key)
+    model = _joined(first, last, components, y - scores @ components, observed)
+    return with_heteroscedastic_noise(model) if heteroscedastic else model
+
+
+def _joined(
+    first: DeepGP,
+    last: DeepGP,
+    components: Float[np.ndarray, "K P"],
+    residuals: Float[np.ndarray, "N P"],
+    observed: Bool[np.ndarray, "N P"],
+) -> DeepGP:
+    """The deep model from the layer of the scores and the layer of the outputs given the scores.
+
+    What no smooth function of x explains of the scores is noise of each row's own. K scores that were computed from a
+    row's P outputs leave P - K of its numbers free to show the outputs' noise, so that the fitted one grows by
+    P / (P - K); where none is left free, all noise is the outputs' own.
+    """
+    count, outputs = components.shape
+    smooth, rough = first.layers[0], last.layers[0]
+    inner = gaussian_noise(first, 1)[0]
+    if count == outputs:
+        return DeepGP((smooth, rough), Gaussian(inner * np.sum(components**2) / outputs))
+    layer = Layer(smooth.kernel, smooth.mean, smooth.z, smooth.width, positive(inner, name="layer noise"))
+    decoder = Linear(jnp.asarray(_without_noise(components, residuals, observed)))
+    decode = Layer(rough.kernel, decoder, rough.z, rough.width)
+    return DeepGP((layer, decode), Gaussian(gaussian_noise(last, 1)[0] * (outputs / (outputs - count))))
 
 
 def reconstruction(
@@ -116,6 +137,20 @@ def principal_components(
     return scores, components
 
 
+def _without_noise(
+    components: Float[np.ndarray, "K P"], residuals: Float[np.ndarray, "N P"], observed: Bool[np.ndarray, "N P"]
+) -> Float[np.ndarray, "K P"]:
+    """The components of probabilistic PCA: ``sqrt(1 - s2 / l)`` times the usual ones.
+
+    With l a component's variance and s2 the mean of those left out, noise s2 then gives the outputs the covariance of
+    the data, so that some of them say as much about the others as they should (Tipping and Bishop 1999).
+    """
+    count, outputs = components.shape
+    noise = np.sum(residuals**2 * observed) / np.sum(observed) * outputs / (outputs - count)
+    strength = np.sum(components**2, axis=1, keepdims=True)
+    return components * np.sqrt(np.maximum(1.0 - noise / np.maximum(strength, 1e-12), 0.0))
+
+
 def _fitted_layer(
     x: np.ndarray,
     y: np.ndarray,
@@ -125,8 +160,11 @@ def _fitted_layer(
     num_inducing: int,
     key: PRNGKeyArray,
 ) -> DeepGP:
-    """One layer with the hyperparameters of a sparse GP on these rows."""
-    start = kernel_from_name(kernel, x.shape[1], lengthscale=float(np.sqrt(x.shape[1])))
+    """One layer with the hyperparameters of a sparse GP on these rows.
+
+    One lengthscale for all inputs: of a few noisy scores, one each overfits.
+    """
+    start = kernel_from_name(kernel, x.shape[1], lengthscale=float(np.sqrt(x.shape[1])), ard=False)
     z = real(kmeans_centres(x, min(num_inducing, len(x))))
     layer = Layer(start, mean, z, y.shape[1])
     return shallow_start(DeepGP((layer,), Gaussian(0.1)), ArraySource(x, y, observed), key=key)[0]
