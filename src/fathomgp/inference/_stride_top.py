@@ -26,7 +26,7 @@ from fathomgp.model import DeepGP, Layer
 KINDS = ("collapsed", "sampled", "standard")
 
 #: Entries of K_mn, of several particles, that are formed at a time: what a cache holds (measured).
-_ENTRIES = 1 << 19
+_ENTRIES = 1 << 17
 
 
 class Top(eqx.Module):
