@@ -208,6 +208,30 @@ def toy(args):
             smse = float(np.mean((model.predict(grid) - truth) ** 2) / np.var(truth))
             file.append(key | {"smse": float(f"{smse:.5g}"), "seconds": float(f"{seconds:.3g}")})
             print(key, f"SMSE {smse:.5f}, {seconds:.0f} s", flush=True)
+    toy_picture(file.rows)
+
+
+def toy_picture(rows):
+    """Like figure 3: SMSE over the number of inducing points (depth 3) and over the depth (m = 20)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 3.4), layout="constrained")
+    for ax, axis, held in zip(figure.subplots(1, 2), ("m", "depth"), (("depth", 3), ("m", 20)), strict=True):
+        deep = [row for row in rows if row["method"] == "STRIDE" and int(row[held[0]]) == held[1]]
+        places = sorted({int(row[axis]) for row in deep})
+        for method in ("GP", "sparse GP", "STRIDE"):
+            chosen = deep if method == "STRIDE" else [row for row in rows if row["method"] == method]
+            if method == "sparse GP" and axis == "depth":
+                chosen = [row for row in chosen if int(row["m"]) == 20]
+            constant = method == "GP" or (method == "sparse GP" and axis == "depth")
+            scores = [[float(r["smse"]) for r in chosen if constant or int(r[axis]) == place] for place in places]
+            mean, spread = (np.array([f(part) for part in scores if part]) for f in (np.mean, np.std))
+            at = [place for place, part in zip(places, scores, strict=True) if part]
+            ax.plot(at, mean, "o-", label=method)
+            ax.fill_between(at, mean - 2 * spread, mean + 2 * spread, alpha=0.2)
+        ax.set(xlabel="inducing points" if axis == "m" else "layers", ylabel="SMSE")
+        ax.legend()
+    figure.savefig(RESULTS / "stride_toy.png", dpi=120)
 
 
 def fashion(args):
