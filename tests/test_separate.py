@@ -90,7 +90,7 @@ def test_prior_draws_and_sghmc(rows, key):
     assert hidden.shape == (2, 40, 3)
     assert last.shape == (2, 40, 1)
     source = ArraySource(rows, np.sin(rows[:, :1]))
-    fitted = fit_model(SGHMC(burn_in=4, draws=2), model, source, key=key, verbose=False)
+    fitted = fit_model(SGHMC(burn_in=4, sampling=4, draws=2), model, source, key=key, verbose=False)
     mixture = fitted.posterior.predict_f(jnp.asarray(rows), key=key)
     assert np.all(np.isfinite(mixture.means))
 
