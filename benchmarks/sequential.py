@@ -134,7 +134,7 @@ def _motorcycle_picture(X: np.ndarray, y: np.ndarray, models: dict[str, Any], pa
 def parkinsons(out: pathlib.Path, splits: int = 5) -> None:
     """Table 2. Published: DGP_seq RMSE 8.86 +- 0.23, MNLP 7.23 +- 0.08, 546 s; GP_so 9.33, 7.45, 37 s.
 
-    One episode, as published, and 100 particles instead of 500, for these are guided. On the first partition, one
+    One episode, as published, and 100 particles instead of 500. On the first partition, one
     core: depth 1 8.03, 6.99, 33 s; depth 2 9.34, 7.27, 38 s, and with two episodes and 500 particles 8.82, 7.16, 132 s.
     """
     data = load_dataset("parkinsons")
