@@ -30,6 +30,7 @@ def run(out, *arguments):
         return result.stdout, list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_multimodal(tmp_path, monkeypatch, flag_off):
     quick = {
         "sghmc": SGHMC(6, 6, draws=3, chains=2, hyperparameters="fixed"),
@@ -46,6 +47,7 @@ def test_multimodal(tmp_path, monkeypatch, flag_off):
     assert _multimodal.toy_row("dsvi", 3, (0.0, 1.0))["modes_found"] == 1
 
 
+@pytest.mark.slow
 def test_gaussianity(stand_in, tmp_path, monkeypatch, flag_off):
     monkeypatch.setattr(_gaussianity, "kurtosis_p_values", lambda draws: np.array([0.5, 1e-7]))
     out = tmp_path / "normal.csv"
@@ -57,6 +59,7 @@ def test_gaussianity(stand_in, tmp_path, monkeypatch, flag_off):
     assert again == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "runs"), [("mcem", 3), ("convergence", 2)])
 def test_watched_fits(stand_in, tmp_path, flag_off, command, runs):
     out = tmp_path / "watched.csv"

@@ -302,6 +302,7 @@ def test_evaluate_refuses_an_unknown_target(refuse, model, csv):
 # --- demo and data ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_demo_writes_its_page(run, tmp_path, monkeypatch):
     monkeypatch.delitem(demo.METHODS, "sparse GP")  # every method and data set costs a compilation
     result = run("demo", "--out", tmp_path / "demo", "--max-iter", "2")

@@ -102,6 +102,7 @@ def test_streamed_gradients_equal_plain_ones(data, rng, key, parameterisation):
         assert np.allclose(a, b, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameterisation", ["orthogonal", "lifted"])
 def test_it_trains(data, key, parameterisation):
     x, y = data

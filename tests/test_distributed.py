@@ -57,6 +57,7 @@ def arrays(directory):
         return [found[name] for name in found.files]
 
 
+@pytest.mark.slow
 def test_two_devices_and_two_processes_compute_what_one_computes(trips, tmp_path):
     for processes, devices in ((1, 1), (1, 2), (2, 1)):
         directory = tmp_path / f"{processes}{devices}"

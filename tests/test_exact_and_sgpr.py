@@ -165,6 +165,7 @@ def test_fitting_finds_the_noise_and_a_better_evidence(rng, key):
     assert float(sparse.posterior.likelihood.variance.value) == pytest.approx(noise, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_greedy_beats_random_subsets_and_gradients_beat_greedy(rng, key):
     dataset = load_dataset("energy")

@@ -58,6 +58,7 @@ def test_the_collapsed_bound_is_the_explicit_one_at_its_best_q(data, rng):
         assert float(explicit(shifted)) < float(found.value)
 
 
+@pytest.mark.slow
 def test_the_estimator_learns_and_predicts(data):
     x, y = data
     model = DeepGPRegressor("meanfield", depth=3, num_inducing=8, max_iter=15, random_state=0).fit(x, y)
@@ -68,6 +69,7 @@ def test_the_estimator_learns_and_predicts(data):
     assert np.all(std > 0)
 
 
+@pytest.mark.slow
 def test_latent_inputs_of_a_curve_and_of_new_rows(rng):
     angle = np.linspace(0.0, 3.0, 40)
     Y = np.stack([np.cos(angle), angle**2, np.sin(angle / 2)], axis=1) + 0.01 * rng.normal(size=(40, 3))
@@ -80,6 +82,7 @@ def test_latent_inputs_of_a_curve_and_of_new_rows(rng):
     assert np.sqrt(np.mean((model.inverse_transform(model.embedding_) - Y) ** 2)) < 0.1
 
 
+@pytest.mark.slow
 def test_deep_unsupervised_models_improve_their_bound(rng):
     Y = rng.normal(size=(15, 4))
     history = GPLVM(2, depth=2, num_inducing=5, max_iter=10, random_state=0).fit(Y).history_

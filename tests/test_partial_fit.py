@@ -25,6 +25,7 @@ def regressor(**settings):
     return DeepGPRegressor(SMALL, num_inducing=15, random_state=0, verbose=False, **settings)
 
 
+@pytest.mark.slow
 def test_one_row_or_a_block_and_after_saving(rng, tmp_path):
     X, y = wave(rng)
     model = regressor().partial_fit(X[:20], y[:20])

@@ -278,6 +278,7 @@ def test_import_changes_no_setting():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_million_rows_stay_below_a_gibibyte():
     code = textwrap.dedent(
         """

@@ -55,6 +55,7 @@ def test_equal_outputs_are_a_shared_layer(rows, rng):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_path_has_the_moments_of_the_layer(rows, rng, key):
     _, layer = shared_and_separate(rows)
     q = Whitened(jnp.asarray(rng.normal(size=(8, 3))), jnp.tile(0.3 * jnp.eye(8)[None], (3, 1, 1)))
@@ -84,6 +85,7 @@ def test_streamed_gradients_are_the_bound_s(rows, rng, key):
     )
 
 
+@pytest.mark.slow
 def test_prior_draws_and_sghmc(rows, key):
     model = build_model(rows, Gaussian(0.1), 1, depth=2, num_inducing=8, separate=True)
     hidden, last = model.sample_prior(jnp.asarray(rows), key=key, num_samples=2)

@@ -315,6 +315,7 @@ def fitted(curve, key):
     return fit_model(algorithm, model, ArraySource(x, y), key=key, verbose=False)
 
 
+@pytest.mark.slow
 def test_a_deep_fit_learns_and_streams_on(fitted, curve, key):
     result = fitted
     x, y = curve

@@ -203,6 +203,7 @@ def function_moments(six, white):
     return mean, mean**2 + kernel.diagonal(batch.x)[None] - squares[:, 0] + squares[:, 1]
 
 
+@pytest.mark.slow
 def test_samplers_agree_with_importance_sampling(six, rng, key):
     """E[f] and E[f^2] at six data points: draws of the prior, weighted, against 1,500 chains of each sampler."""
     evaluate = eqx.filter_jit(lambda w: (phi(six, w), *function_moments(six, w)))
@@ -316,6 +317,7 @@ def test_several_outputs_missing_values_repeated_rows_and_the_papers_prior(rng):
     assert np.nanmean((predicted - y) ** 2) < 0.3
 
 
+@pytest.mark.slow
 def test_the_exact_evidence_is_that_of_all_rows_as_inducing_points(rng):
     model, batch = problem(rng, rows=16, architecture="convolution")
     _, white, _, inputs = particles(model, batch, rng, 3)

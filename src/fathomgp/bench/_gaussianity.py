@@ -60,7 +60,8 @@ def inducing_values(posterior: Any) -> np.ndarray:
     layers = []
     for whitener, v in zip(posterior.whiteners, posterior.v, strict=True):
         factor = np.linalg.inv(np.asarray(whitener.inverse_factor))
-        layers.append(np.einsum("mn,cdnp->cdmp", factor, np.asarray(v)).reshape(*v.shape[:2], -1))
+        factors = np.broadcast_to(factor, (v.shape[-1], *factor.shape[-2:]))  # outputs may have their own, or share
+        layers.append(np.einsum("pmn,cdnp->cdmp", factors, np.asarray(v)).reshape(*v.shape[:2], -1))
     return np.concatenate(layers, axis=2)
 
 
