@@ -75,3 +75,21 @@ def flag_off():
     """JAX as a user finds it: 32-bit by default, ordinary promotion."""
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture
+def run(flag_off):
+    """Run a command as a user finds JAX, and give its result."""
+
+    def invoke(*arguments, code=0):
+        from typer.testing import CliRunner
+
+        from fathomgp.cli import app
+
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke

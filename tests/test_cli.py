@@ -1,11 +1,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import fathomgp
 from fathomgp import demo
-from fathomgp.cli import app
 from fathomgp.cli._files import ColumnMatcher, TableWriter, read_blocks
 from fathomgp.cli._fit import _hold_out, _looks_like_labels
 from fathomgp.cli._parse import one_or_each, quantiles, splits
@@ -14,20 +12,6 @@ from fathomgp.errors import DataError, SettingError
 from fathomgp.metrics import evaluate
 
 FAST = ("--method", "exact", "--max-iter", "3", "--quiet")
-
-
-@pytest.fixture
-def run(flag_off):
-    """Run a command as a user finds JAX, and give its result."""
-
-    def invoke(*arguments, code=0):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result
-
-    return invoke
 
 
 @pytest.fixture

@@ -5,21 +5,6 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
-
-from fathomgp.cli import app
-
-
-@pytest.fixture
-def run(flag_off):
-    def invoke(*arguments, code=0):
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result
-
-    return invoke
 
 
 @pytest.fixture
