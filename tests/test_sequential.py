@@ -343,14 +343,14 @@ def test_a_deep_fit_learns_and_streams_on(fitted, curve, key):
         assert np.all(np.isfinite(leaf))
     later = after.predict_f(jnp.asarray(x), key=key)
     assert np.sqrt(np.mean((np.asarray(later.mean()) - y) ** 2)) < 1.0
-    # Where blocks begin changes nothing, up to rounding, which Q enlarges.
+    # Where blocks begin changes nothing, up to rounding at the scale of each array: Q holds entries of 1e7.
     x, y, observed = x[:4] + 0.01, y[:4], np.ones((4, 1), bool)
     whole, info = posterior.learn(x, y, observed, key=key, predict=True)
     parts, first = posterior.learn(x[:1], y[:1], observed[:1], key=key, predict=True)
     parts, rest = parts.learn(x[1:], y[1:], observed[1:], key=key, predict=True)
     assert np.allclose(np.concatenate([first.log_density, rest.log_density]), info.log_density, rtol=1e-9)
     for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(parts.state), strict=True):
-        assert np.allclose(a, b, rtol=1e-6, atol=1e-6)
+        assert np.allclose(a, b, rtol=1e-9, atol=1e-9 * max(1.0, np.max(np.abs(b))))
 
 
 def test_the_gradient_for_hyperparameters_is_that_of_the_density(rng, key):
@@ -449,6 +449,6 @@ def test_the_dynamical_prior_fills_in_what_is_missing(rng, key):
     assert np.sqrt(np.mean((filled - y)[~observed] ** 2)) < 0.2
     varying = with_heteroscedastic_noise(model)
     assert varying.layers[-1].width == 10
-    assert np.allclose(varying.layers[-1].mean(jnp.asarray(scores))[:, :5], scores @ components, atol=0.05)
+    assert np.allclose(varying.layers[-1].mean(jnp.asarray(scores))[:, :5], scores @ components, atol=0.02)
     with pytest.raises(SettingError, match="latent_dim must lie between 1 and the 5 outputs"):
         dynamical_prior(time, y, latent_dim=6, key=key)
