@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from fathomgp.model import DeepGP, Whitened
+from fathomgp.model import DeepGP
 from fathomgp.parameters import partition
 
 
@@ -28,6 +28,6 @@ def descend(
     return eqx.combine(learned, constant), q, memory
 
 
-def lower_roots(q: tuple[Whitened, ...]) -> tuple[Whitened, ...]:
+def lower_roots(q: tuple[Any, ...]) -> tuple[Any, ...]:
     """Gradients of lower-triangular roots."""
-    return tuple(Whitened(layer.mean, jnp.tril(layer.root)) for layer in q)
+    return tuple(eqx.tree_at(lambda layer: layer.root, layer, jnp.tril(layer.root)) for layer in q)

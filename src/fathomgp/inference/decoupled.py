@@ -41,9 +41,9 @@ from fathomgp.inference.dsvi import (
     initial_q,
     kl_divergence,
     natural_step,
-    negative_data_term,
     schedule,
     shallow_start,
+    streamed_loss,
 )
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_cholesky, transposed_product
@@ -148,22 +148,21 @@ class Decoupled(AbstractInference):
         self, phase: Phase, state: DecoupledState, batch: Batch, *, key: PRNGKeyArray
     ) -> tuple[DecoupledState, DSVIInfo]:
         """One natural-gradient step on the last layer's (m~, T) and one Adam step on all else."""
-        condition = functools.partial(condition_all, parameterisation=self.parameterisation)
-        value, jitter, (model_gradient, q_gradient) = negative_data_term(
+        condition = functools.partial(condition_with_kl, parameterisation=self.parameterisation)
+        loss, (model_gradient, q_gradient) = streamed_loss(
             state.model, state.q, batch, key=key, num_samples=self.num_samples, condition=condition
         )
-        kl, kl_gradient = eqx.filter_value_and_grad(decoupled_kl)(state.q)
         pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
-        total = (partition(model_gradient)[0], _lower(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
+        total = (partition(model_gradient)[0], _lower(q_gradient))
         model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
             base, fine = natural_step(state.q[-1].base, q_gradient[-1].base, self.natural * state.caution)
             q = (*q[:-1], eqx.tree_at(lambda last: last.base, q[-1], base))
-        objective = (value + kl) / batch.num_data
+        objective = (loss.data + loss.kl) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((model, q))
         new = DecoupledState(model, q, adam, state.steps + 1, state.horizon, state.caution)
-        return new, DSVIInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data)
+        return new, DSVIInfo(objective, ok, jnp.asarray(False), loss.jitter, loss.kl / batch.num_data)
 
     def back_off(self, state: DecoupledState) -> DecoupledState:
         """Halve the step sizes."""
@@ -259,6 +258,14 @@ def condition_all(
         conditional = condition_on(layer, whitener, Whitened(mean, one.base.root))
         conditionals.append(dataclasses.replace(conditional, extra=MeanTerm(one.points, weight)))
     return conditionals, reports
+
+
+def condition_with_kl(
+    model: DeepGP, q: tuple[DecoupledQ, ...], parameterisation: str
+) -> tuple[list[Conditional], Float[Array, ""], list[JitterReport]]:
+    """:func:`condition_all`, with the KL in the middle."""
+    conditionals, reports = condition_all(model, q, parameterisation)
+    return conditionals, decoupled_kl(q), reports
 
 
 @eqx.filter_jit

@@ -11,6 +11,8 @@ variational GP of Hensman et al. (2013), without sampling noise.
 
 The inducing values are whitened, v = Lz^-1 u, so that the prior is N(0, I). The last layer's q follows natural
 gradients, which are exact for Gaussian noise (gamma = 1 in one layer solves for q in one step); all else follows Adam.
+Where Adam moves a q whose outputs have a kernel each, it is parameterised as a noisy observation would inform it
+(:class:`~fathomgp.model.Informed`): half the work with the data.
 
 A step splits in two. What has no data axis (factors, inverses, KL: M x M) is done once, in the precision of the
 parameters. What has one streams through in blocks of rows, in the precision of the data, and hands back only M x M
@@ -36,8 +38,20 @@ from fathomgp.inference._streaming import Rows, last_moments, rows_a_block, stre
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
-from fathomgp.model import Conditional, DeepGP, Layer, Whitened, condition_on, prepare_all
+from fathomgp.model import (
+    Conditional,
+    DeepGP,
+    Informed,
+    Layer,
+    Whitened,
+    condition_on,
+    condition_on_informed,
+    prepare_all,
+)
 from fathomgp.parameters import all_finite, cast, partition
+
+#: q(v) of a layer.
+Q = Whitened | Informed
 
 #: Rows and L-BFGS steps of the shallow start, at the most.
 _START_ROWS = 2000
@@ -49,7 +63,7 @@ class DSVIState(eqx.Module):
 
     Attributes:
         model: hyperparameters and inducing inputs.
-        q: Gaussians of the whitened inducing values, lower-triangular roots.
+        q: Gaussians of the whitened inducing values: `Whitened`, or `Informed` where that is less work.
         adam: the optimiser's state.
         steps: steps done.
         horizon: steps planned, for the learning-rate schedule.
@@ -57,7 +71,7 @@ class DSVIState(eqx.Module):
     """
 
     model: DeepGP
-    q: tuple[Whitened, ...]
+    q: tuple[Any, ...]
     adam: Any
     steps: Int[Array, ""]
     horizon: Int[Array, ""]
@@ -86,8 +100,9 @@ class DSVI(AbstractInference):
         test_samples: sample paths a prediction: components of the answer.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only), so that
             the deep model begins where the shallow one ends.
-        inner_root: standard deviation of the inner layers' q at the start, in units of the prior's. At 1 the inner
-            layers are noise that training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
+        inner_root: standard deviation of the inner layers' q at the start (that of the noise where a noisy observation
+            informs q: the same when it is small), in units of the prior's. At 1 the inner layers are noise that
+            training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
         decay: whether the learning rate falls at all.
     """
 
@@ -113,8 +128,16 @@ class DSVI(AbstractInference):
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DSVIState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
-        q = initial_q(model, inner_root=self.inner_root)
-        if self.shallow_start and isinstance(model.likelihood, Gaussian):
+        q: tuple[Q, ...] = initial_q(model, inner_root=self.inner_root)
+        shallow = self.shallow_start and isinstance(model.likelihood, Gaussian)
+        last_by_adam = self.natural == 0.0 and not shallow
+        q = tuple(
+            Informed(one.mean, one.root)
+            if _one_map_each(layer) and (layer is not model.layers[-1] or last_by_adam)
+            else one
+            for layer, one in zip(model.layers, q, strict=True)
+        )
+        if shallow:
             model, last = shallow_start(model, data, key=key)
             q = (*q[:-1], last)
         zero = jnp.asarray(0, jnp.int32)
@@ -131,22 +154,21 @@ class DSVI(AbstractInference):
 
     def step(self, phase: Phase, state: DSVIState, batch: Batch, *, key: PRNGKeyArray) -> tuple[DSVIState, DSVIInfo]:
         """One natural-gradient step on the last layer's q and one Adam step on all else."""
-        value, jitter, gradient = negative_data_term(state.model, state.q, batch, key=key, num_samples=self.num_samples)
+        loss, gradient = streamed_loss(state.model, state.q, batch, key=key, num_samples=self.num_samples)
         model_gradient, q_gradient = gradient
-        kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
         pace = state.caution
         if self.decay:
             pace = pace * schedule(state.steps, state.horizon, state.caution.dtype)
-        total = (partition(model_gradient)[0], lower_roots(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
+        total = (partition(model_gradient)[0], lower_roots(q_gradient))
         model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
             last, fine = natural_step(state.q[-1], q_gradient[-1], self.natural * state.caution)
             q = (*q[:-1], last)
-        objective = (value + kl) / batch.num_data
+        objective = (loss.data + loss.kl) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((model, q))
         new = DSVIState(model, q, adam, state.steps + 1, state.horizon, state.caution)
-        return new, DSVIInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data)
+        return new, DSVIInfo(objective, ok, jnp.asarray(False), loss.jitter, loss.kl / batch.num_data)
 
     def back_off(self, state: DSVIState) -> DSVIState:
         """Halve the step sizes."""
@@ -166,14 +188,12 @@ class DSVI(AbstractInference):
 # --- the bound --------------------------------------------------------------------------------------------------------
 
 
-def elbo(
-    model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, key: PRNGKeyArray, num_samples: int = 1
-) -> Float[Array, ""]:
+def elbo(model: DeepGP, q: tuple[Q, ...], batch: Batch, *, key: PRNGKeyArray, num_samples: int = 1) -> Float[Array, ""]:
     """The bound (17), estimated from a batch: plainly, for tests and for whoever wants to differentiate it."""
-    conditionals, _ = condition_all(model, q)
+    conditionals, kl, _ = condition_with_kl(model, q)
     rows = (batch.x, batch.y, batch.observed, batch.weight)
     data_term = expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
-    return batch.scale * data_term - kl_divergence(q)
+    return batch.scale * data_term - kl
 
 
 def expected_log_likelihood(
@@ -201,46 +221,62 @@ def kl_divergence(q: tuple[Whitened, ...]) -> Float[Array, ""]:
     return sum((one(layer) for layer in q), start=jnp.zeros((), q[0].mean.dtype))
 
 
-def negative_data_term(
+def informed_kl(q: Informed, R: Float[Array, "P M M"]) -> Float[Array, ""]:
+    """``KL[N(R^T mu, I - R^T R) || N(0, I)] = 1/2 (|R^T mu|^2 - |R|^2) - sum log |T_ii| - sum log R_ii``."""
+    mean = jnp.einsum("pnm,np->mp", R, q.mean)
+    logs = jnp.log(jnp.diagonal(q.root, axis1=1, axis2=2) ** 2) + jnp.log(jnp.diagonal(R, axis1=1, axis2=2) ** 2)
+    return 0.5 * (jnp.sum(mean**2) - jnp.sum(R**2) - jnp.sum(logs))
+
+
+class Loss(eqx.Module):
+    """Minus the bound's first term, its second one, and the jitter that they needed."""
+
+    data: Float[Array, ""]
+    kl: Float[Array, ""]
+    jitter: Float[Array, ""]
+
+
+def streamed_loss(
     model: DeepGP, q: Any, batch: Batch, *, key: PRNGKeyArray, num_samples: int, condition: Any = None
-) -> tuple[Float[Array, ""], Float[Array, ""], Any]:
-    """Minus the bound's first term, the jitter it needed, and its gradient with respect to the model and q.
+) -> tuple[Loss, Any]:
+    """Minus the bound, and its gradient with respect to the model and q.
 
     The pull-back of the M x M part is taken once, with cotangents summed over blocks of rows. ``condition`` makes the
-    layers' q(f) of the model and another kind of q (decoupled ones).
+    layers' q(f), and the KL, of the model and another kind of q (decoupled ones).
     """
-    condition = condition or condition_all
+    condition = condition or condition_with_kl
     dtype = batch.x.dtype
     learned, constant = partition(model)
 
     def without_data(learned: DeepGP, q: Any) -> tuple[Any, Float[Array, ""]]:
-        conditionals, reports = condition(eqx.combine(learned, constant), q)
+        conditionals, kl, reports = condition(eqx.combine(learned, constant), q)
         jitter = jnp.max(jnp.stack([jnp.max(report.jitter) for report in reports]))
-        return cast(conditionals, dtype), jitter
+        return (cast(conditionals, dtype), kl), jitter
 
-    conditionals, pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
+    (conditionals, kl), pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
 
     def with_data(learned: DeepGP, conditionals: Any, rows: Rows, key: PRNGKeyArray) -> Float[Array, ""]:
         model = cast(eqx.combine(learned, constant), dtype)
         return expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
 
     gradient_of_block = functools.partial(jax.value_and_grad(with_data, (0, 1)), learned, conditionals)
-    value, (direct, cotangent) = stream_sum(gradient_of_block, batch, key, rows_a_block(conditionals, num_samples))
-    model_gradient, q_gradient = pull(cotangent)
+    sums = stream_sum(gradient_of_block, batch, key, rows_a_block(conditionals, num_samples))
+    value, (direct, cotangent) = jax.tree.map(lambda leaf: -batch.scale.astype(leaf.dtype) * leaf, sums)
+    model_gradient, q_gradient = pull((cotangent, jnp.ones_like(kl)))
     model_gradient = jax.tree.map(jnp.add, model_gradient, direct)
-    scale = -batch.scale.astype(jitter.dtype)
-    gradient = jax.tree.map(lambda leaf: scale * leaf, (model_gradient, q_gradient))
-    return scale * value.astype(scale.dtype), jitter, gradient
+    return Loss(value.astype(kl.dtype), kl, jitter), (model_gradient, q_gradient)
 
 
 def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tuple[Whitened, Bool[Array, ""]]:
     """A natural-gradient step on q(v) = N(m, S), and whether its precision stayed positive definite.
 
-    ``gradient`` is that of E, minus the expected log likelihood, with respect to m and to the unconstrained root T, so
-    dE/dS = 1/2 dE/dT T^-1. With the KL term in closed form, the natural parameters move by gamma towards
+    ``gradient`` is that of minus the bound with respect to m and to the unconstrained root T. Without the KL's share,
+    that of E, minus the expected log likelihood, remains, and dE/dS = 1/2 dE/dT T^-1. The KL term in closed form, the
+    natural parameters move by gamma towards
 
         S^-1 -> I + 2 dE/dS,        S^-1 m -> 2 dE/dS m - dE/dm
     """
+    gradient = jax.tree.map(jnp.subtract, gradient, eqx.filter_grad(lambda q: kl_divergence((q,)))(q))
     m, size = q.mean.T[:, :, None], q.root.shape[-1]
     inverse = inverse_lower(q.root)
     slope = 0.5 * gradient.root @ inverse
@@ -321,9 +357,30 @@ def condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditio
     return conditionals, [whitener.report for whitener in whiteners]
 
 
+def condition_with_kl(model: DeepGP, q: tuple[Q, ...]) -> tuple[list[Conditional], Float[Array, ""], list[Any]]:
+    """:func:`condition_all` for both kinds of q, with the KL, which shares the factors of the informed ones."""
+    whiteners = prepare_all(model.layers)
+    conditionals, kl = [], jnp.zeros((), q[0].mean.dtype)
+    for layer, whitener, one in zip(model.layers, whiteners, q, strict=True):
+        if isinstance(one, Informed):
+            R = one.shrinkage()
+            conditionals.append(condition_on_informed(layer, whitener, one.mean, R))
+            kl = kl + informed_kl(one, R)
+        else:
+            conditionals.append(condition_on(layer, whitener, one))
+            kl = kl + kl_divergence((one,))
+    return conditionals, kl, [whitener.report for whitener in whiteners]
+
+
+def _one_map_each(layer: Layer) -> bool:
+    """Whether every output has a k(Z, x) of its own."""
+    return layer.separate or layer.width == 1
+
+
 @eqx.filter_jit
-def _posterior(model: DeepGP, q: tuple[Whitened, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
-    conditionals, reports = condition_all(model, q)
+def _posterior(model: DeepGP, q: tuple[Q, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
+    whitened = tuple(one.whitened() if isinstance(one, Informed) else one for one in q)
+    conditionals, reports = condition_all(model, whitened)
     return LayeredPosterior(model, tuple(conditionals), num_samples), reports
 
 

@@ -9,6 +9,7 @@ from fathomgp.linalg._cholesky import JitterPolicy as JitterPolicy
 from fathomgp.linalg._cholesky import JitterReport as JitterReport
 from fathomgp.linalg._cholesky import check_factor as check_factor
 from fathomgp.linalg._cholesky import default_policy as default_policy
+from fathomgp.linalg._cholesky import inverse_factor as inverse_factor
 from fathomgp.linalg._cholesky import safe_cholesky as safe_cholesky
 from fathomgp.linalg._cholesky import safe_inverse_factor as safe_inverse_factor
 from fathomgp.linalg._inverse import gram_of_lower as gram_of_lower

@@ -168,6 +168,12 @@ def safe_inverse_factor(K: Float[Array, "*batch M M"]) -> tuple[Float[Array, "*b
     return _differentiable_inverse(K, inverse_lower(factor.lower)), factor.report
 
 
+def inverse_factor(K: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
+    """``L^-1`` without jitter or report, for matrices that cannot be singular (``I`` and something more)."""
+    lower = lax.linalg.cholesky(lax.stop_gradient(K), symmetrize_input=False)
+    return _differentiable_inverse(K, inverse_lower(lower))
+
+
 @jax.custom_jvp
 def _differentiable_inverse(K: Float[Array, "*batch M M"], inverse: Float[Array, "*batch M M"]) -> Array:
     return inverse

@@ -7,10 +7,12 @@ from fathomgp.model._architectures import ConvolutionArchitecture as Convolution
 from fathomgp.model._architectures import Injective as Injective
 from fathomgp.model._architectures import find_architecture as find_architecture
 from fathomgp.model._conditional import Conditional as Conditional
+from fathomgp.model._conditional import Informed as Informed
 from fathomgp.model._conditional import MeanTerm as MeanTerm
 from fathomgp.model._conditional import Whitened as Whitened
 from fathomgp.model._conditional import Whitener as Whitener
 from fathomgp.model._conditional import condition_on as condition_on
+from fathomgp.model._conditional import condition_on_informed as condition_on_informed
 from fathomgp.model._conditional import joint_moments as joint_moments
 from fathomgp.model._conditional import known as known
 from fathomgp.model._conditional import moments as moments

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, prior_function
-from fathomgp.linalg import JitterReport, product, safe_inverse_factor, transposed_product
+from fathomgp.linalg import JitterReport, inverse_factor, product, safe_inverse_factor, transposed_product
 from fathomgp.model._deep import Layer
 from fathomgp.precision import clamp_variance
 
@@ -42,6 +42,36 @@ class Whitened(eqx.Module):
     root: Float[Array, "*separate R M M"]
 
 
+class Informed(eqx.Module):
+    """q(v) as what a noisy observation of v would leave, one for every output: never wider than the prior.
+
+    With the observation's noise V = T T^T and the lower-triangular R = chol(I + V)^-1, q(v) = N(R^T mu, S) where
+
+        S = V (I + V)^-1 = I - R^T R,
+
+    so that var(x) = k(x, x) - |R A|^2: the single map R Lz^-1 gives mean and variance, where :class:`Whitened` needs
+    Lz^-1 and T^T Lz^-1. That halves the data-sized work of a layer whose outputs have a k(Z, x) each.
+
+    Attributes:
+        mean: mu, one column an output.
+        root: T, lower triangular.
+    """
+
+    mean: Float[Array, "M P"]
+    root: Float[Array, "P M M"]
+
+    def shrinkage(self) -> Float[Array, "P M M"]:
+        """R."""
+        V = self.root @ jnp.swapaxes(self.root, 1, 2)
+        return inverse_factor(jnp.eye(V.shape[-1], dtype=V.dtype)[None] + V)
+
+    def whitened(self) -> Whitened:
+        """The same q(v) with a root of S: ``T chol(I + T^T T)^-T``, exact for the smallest S."""
+        inner = Informed(self.mean, jnp.swapaxes(self.root, 1, 2)).shrinkage()
+        mean = jnp.einsum("pnm,np->mp", self.shrinkage(), self.mean)
+        return Whitened(mean, self.root @ jnp.swapaxes(inner, 1, 2))
+
+
 class MeanTerm(eqx.Module):
     """A part of the mean that has points of its own: ``k(x, points) weights``."""
 
@@ -57,7 +87,8 @@ class Conditional(eqx.Module):
     Attributes:
         z: the inducing inputs.
         mean: m~.
-        maps: Lz^-1 first, then T^T Lz^-1 of every output (or of all; none when v is known): what multiplies k(Z, x).
+        maps: what multiplies k(Z, x): Lz^-1 first, then T^T Lz^-1 of every output (or of all; none when v is known). Of
+            an :class:`Informed` q, R Lz^-1 alone, and ``mean`` is mu.
         extra: what decoupled algorithms add to the mean, or ``None``.
     """
 
@@ -95,9 +126,20 @@ def condition_on(layer: Layer, whitener: Whitener, q: Whitened) -> Conditional:
     return jax.vmap(_condition_on)(layer.z.value, whitener.inverse_factor, Whitened(q.mean.T[:, :, None], root))
 
 
-def _condition_on(z: Float[Array, "M D"], inverse_factor: Float[Array, "M M"], q: Whitened) -> Conditional:
-    spread = jnp.swapaxes(q.root, 1, 2) @ inverse_factor
-    return Conditional(z, q.mean, jnp.concatenate([inverse_factor[None], spread]))
+def _condition_on(z: Float[Array, "M D"], whitening: Float[Array, "M M"], q: Whitened) -> Conditional:
+    spread = jnp.swapaxes(q.root, 1, 2) @ whitening
+    return Conditional(z, q.mean, jnp.concatenate([whitening[None], spread]))
+
+
+def condition_on_informed(
+    layer: Layer, whitener: Whitener, mean: Float[Array, "M P"], shrinkage: Float[Array, "P M M"]
+) -> Conditional:
+    """:func:`condition_on` for an :class:`Informed` q of outputs with a k(Z, x) each."""
+    assert layer.z is not None
+    if not layer.separate:
+        assert layer.width == 1, "outputs that share a kernel need a map each and Lz^-1"
+        return Conditional(layer.z.value, mean, shrinkage @ whitener.inverse_factor[None])
+    return Conditional(layer.z.value, mean.T[:, :, None], (shrinkage @ whitener.inverse_factor)[:, None])
 
 
 def known(v: Float[Array, "M P"]) -> Whitened:
@@ -200,9 +242,15 @@ def _mean_and_spread(K: Array, maps: Array, mean: Array) -> tuple[tuple[Array, A
     if len(maps) == 2:  # summed at once: half the passes over the largest array
         change = jnp.sum(mapped[1] ** 2 - mapped[0] ** 2, axis=0)[None]
     else:
-        squares = jnp.sum(mapped**2, axis=1)
+        squares = _sum_of_squares(mapped)
         change = squares[1:] - squares[:1] if len(maps) > 1 else -squares
     return (mapped[0].T @ mean, change), (K, maps, mean, mapped)
+
+
+def _sum_of_squares(mapped: Float[Array, "C M N"]) -> Float[Array, "C N"]:
+    """``sum_m mapped^2`` in short stretches: XLA makes a longer sum in several passes over the array."""
+    stretches = [mapped[:, start : start + 20] for start in range(0, mapped.shape[1], 20)]
+    return sum((jnp.sum(part**2, axis=1) for part in stretches[1:]), start=jnp.sum(stretches[0] ** 2, axis=1))
 
 
 def _pull_back(residuals: tuple[Array, ...], cotangents: tuple[Array, Array]) -> tuple[Array, Array, Array]:
