@@ -128,19 +128,14 @@ class DSVI(AbstractInference):
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DSVIState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
-        q: tuple[Q, ...] = initial_q(model, inner_root=self.inner_root)
-        shallow = self.shallow_start and isinstance(model.likelihood, Gaussian)
-        last_by_adam = self.natural == 0.0 and not shallow
-        q = tuple(
-            Informed(one.mean, one.root)
-            if _one_map_each(layer) and (layer is not model.layers[-1] or last_by_adam)
-            else one
-            for layer, one in zip(model.layers, q, strict=True)
-        )
-        if shallow:
-            model, last = shallow_start(model, data, key=key)
-            q = (*q[:-1], last)
-        zero = jnp.asarray(0, jnp.int32)
+        prior = initial_q(model, inner_root=self.inner_root)
+        inner, last = _inform(model.layers[:-1], prior[:-1]), prior[-1:]
+        if self.shallow_start and isinstance(model.likelihood, Gaussian):
+            model, fitted = shallow_start(model, data, key=key)
+            last = (fitted,)
+        elif self.natural == 0.0:
+            last = _inform(model.layers[-1:], last)
+        q, zero = (*inner, *last), jnp.asarray(0, jnp.int32)
         one = jnp.ones((), q[0].mean.dtype)
         return DSVIState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
 
@@ -372,9 +367,10 @@ def condition_with_kl(model: DeepGP, q: tuple[Q, ...]) -> tuple[list[Conditional
     return conditionals, kl, [whitener.report for whitener in whiteners]
 
 
-def _one_map_each(layer: Layer) -> bool:
-    """Whether every output has a k(Z, x) of its own."""
-    return layer.separate or layer.width == 1
+def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
+    """q as Adam should see it: informed by a noisy observation where every output has a k(Z, x) of its own."""
+    own = (layer.separate or layer.width == 1 for layer in layers)
+    return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
 
 @eqx.filter_jit
