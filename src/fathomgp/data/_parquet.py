@@ -19,7 +19,7 @@ from fathomgp.data._sources import AbstractFeed, AbstractSource, Batch, StreamFe
 from fathomgp.errors import DataError, SettingError
 
 #: Bytes of a shuffle buffer: three are alive at the most (in use, next, being read).
-_BUFFER_BYTES = 64 << 20
+_BUFFER_BYTES = 1 << 24
 _MOST_ROWS = 2**31 - 1
 
 
@@ -60,7 +60,7 @@ class ParquetSource(AbstractSource):
         nan: what to do about rows with NaN or infinity: ``"error"`` refuses them, ``"skip"`` leaves them out.
         hold_out: the share of rows that never appear in the stream, chosen at random; see :meth:`held_out`.
         seed: decides the sample and the rows held out.
-        buffer_rows: rows of a shard's shuffle buffer, about; 64 MiB of them by default.
+        buffer_rows: rows of a shard's shuffle buffer, about; 16 MiB of them by default.
         shards: into how many shares the row groups are dealt, from each of which comes an equal share of a batch; as
             many as processes by default.
         progress: called with a number of rows after every row group of the first pass.
