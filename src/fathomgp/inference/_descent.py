@@ -1,4 +1,4 @@
-"""What the stochastic methods on whitened Gaussians share: a step of their optimiser."""
+"""What the stochastic methods on whitened Gaussians share: one phase of Adam on the model and q, at a falling pace."""
 
 from typing import Any
 
@@ -6,10 +6,85 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from fathomgp.data import AbstractSource
+from fathomgp.errors import SettingError
+from fathomgp.inference._base import AbstractInference, Phase
 from fathomgp.model import DeepGP
 from fathomgp.parameters import partition
+
+
+class DescentState(eqx.Module):
+    """The model, q of every layer, and Adam's memory.
+
+    Attributes:
+        model: hyperparameters and inducing inputs.
+        q: what the algorithm knows of every layer's inducing values.
+        adam: the optimiser's state.
+        steps: steps done.
+        horizon: steps planned, for the learning-rate schedule.
+        caution: multiplies the step sizes; halved when steps fail.
+    """
+
+    model: DeepGP
+    q: tuple[Any, ...]
+    adam: Any
+    steps: Int[Array, ""]
+    horizon: Int[Array, ""]
+    caution: Float[Array, ""]
+
+
+class AbstractDescent(AbstractInference):
+    """An algorithm whose steps are Adam's, in one phase.
+
+    Attributes:
+        steps: how many, when the user does not say.
+        batch_size: rows a step; data with fewer rows are used whole.
+        learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
+    """
+
+    steps: eqx.AbstractVar[int]
+    batch_size: eqx.AbstractVar[int]
+    learning_rate: eqx.AbstractVar[float]
+
+    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
+        """One phase of ``max_iter`` steps."""
+        return (Phase("bound", self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
+
+    def enter(self, phase: Phase, state: DescentState, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
+        """Tell the schedule how many steps there will be."""
+        return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(phase.steps, jnp.int32))
+
+    def back_off(self, state: DescentState) -> DescentState:
+        """Halve the step sizes."""
+        return eqx.tree_at(lambda s: s.caution, state, 0.5 * state.caution)
+
+    def _start(self, model: DeepGP, q: tuple[Any, ...]) -> DescentState:
+        """The state before the first step."""
+        zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), jax.tree.leaves(q)[0].dtype)
+        return DescentState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
+
+    def _descend(self, state: DescentState, model_gradient: DeepGP, q_gradient: Any, *, decay: bool) -> DescentState:
+        """One step on the learned parts of the model and on q."""
+        pace = state.caution
+        if decay:
+            pace = pace * schedule(state.steps, state.horizon, pace.dtype)
+        gradient = (partition(model_gradient)[0], q_gradient)
+        model, q, adam = descend(self._adam(), state.adam, state.model, state.q, gradient, pace)
+        return DescentState(model, q, adam, state.steps + 1, state.horizon, state.caution)
+
+    def _adam(self) -> optax.GradientTransformation:
+        return optax.adam(self.learning_rate)
+
+    def _check(self, *counts: str) -> None:
+        """Refuse counts below 1 (the named fields', and the common ones) and a learning rate of 0 or less."""
+        for name in ("steps", "batch_size", *counts):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SettingError(f"{name} must be at least 1, but it is {value}.")
+        if self.learning_rate <= 0.0:
+            raise SettingError(f"learning_rate must be positive, but it is {self.learning_rate}.")
 
 
 def descend(
@@ -26,6 +101,12 @@ def descend(
     learned, constant = partition(model)
     learned, q = jax.tree.map(lambda value, update: value + pace * update, (learned, q), updates)
     return eqx.combine(learned, constant), q, memory
+
+
+def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
+    """1 over the first half of the steps, then a cosine down to a tenth."""
+    share = jnp.clip(2.0 * steps.astype(dtype) / jnp.maximum(horizon, 1).astype(dtype) - 1.0, 0.0, 1.0)
+    return 0.55 + 0.45 * jnp.cos(jnp.pi * share)
 
 
 def lower_roots(q: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -29,21 +29,18 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
-from fathomgp.inference._descent import descend, lower_roots
+from fathomgp.inference._base import AbstractInfo, Phase
+from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roots
 from fathomgp.inference._propagation import PropagatedPosterior, Spread, diagonal, match_all, propagate
 from fathomgp.inference._streaming import BLOCK, Rows, stream_sum
 from fathomgp.inference.dsvi import (
-    DSVIState,
     condition_all,
     initial_q,
     kl_divergence,
-    schedule,
     shallow_start,
 )
 from fathomgp.kernels.expectations import block_rows
@@ -51,8 +48,6 @@ from fathomgp.likelihoods import AbstractLikelihood, Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Whitened
 from fathomgp.parameters import all_finite, partition
-
-AEPState = DSVIState
 
 
 class AEPInfo(AbstractInfo):
@@ -75,7 +70,7 @@ class AEPInfo(AbstractInfo):
     clamped: Float[Array, ""]
 
 
-class AEP(AbstractInference):
+class AEP(AbstractDescent):
     """Approximate (power) expectation propagation with tied factors.
 
     Attributes:
@@ -104,57 +99,38 @@ class AEP(AbstractInference):
     def __check_init__(self):
         if not 0.0 < self.alpha <= 1.0:
             raise SettingError(f"alpha is a power above 0 and up to 1, but it is {self.alpha}.")
-        for name in ("steps", "batch_size", "test_samples"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
-        if self.learning_rate <= 0.0:
-            raise SettingError(f"learning_rate must be positive, but it is {self.learning_rate}.")
+        self._check("test_samples")
 
-    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> AEPState:
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
         q = initial_q(model, inner_root=self.inner_root)
         if self.shallow_start and isinstance(model.likelihood, Gaussian):
             model, last = shallow_start(model, data, key=key)
             q = (*q[:-1], last)
-        zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), q[0].mean.dtype)
-        return AEPState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
+        return self._start(model, q)
 
-    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
-        """One phase of ``max_iter`` steps."""
-        return (Phase("energy", self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
-
-    def enter(self, phase: Phase, state: AEPState, data: AbstractSource, *, key: PRNGKeyArray) -> AEPState:
-        """Tell the schedule how many steps there will be."""
-        return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(phase.steps, jnp.int32))
-
-    def step(self, phase: Phase, state: AEPState, batch: Batch, *, key: PRNGKeyArray) -> tuple[AEPState, AEPInfo]:
+    def step(
+        self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray
+    ) -> tuple[DescentState, AEPInfo]:
         """One Adam step on the energy."""
         value, (jitter, clamped), gradient = energy_without_kl(
             state.model, state.q, batch, alpha=self.alpha, correlated=self.correlated
         )
         model_gradient, q_gradient = gradient
         kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
-        pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
-        total = (partition(model_gradient)[0], lower_roots(jax.tree.map(jnp.add, q_gradient, kl_gradient)))
-        model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
+        new = self._descend(
+            state, model_gradient, lower_roots(jax.tree.map(jnp.add, q_gradient, kl_gradient)), decay=True
+        )
         objective = (value + kl) / batch.num_data
-        ok = jnp.isfinite(objective) & all_finite((model, q))
-        new = AEPState(model, q, adam, state.steps + 1, state.horizon, state.caution)
+        ok = jnp.isfinite(objective) & all_finite((new.model, new.q))
         return new, AEPInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data, clamped)
 
-    def back_off(self, state: AEPState) -> AEPState:
-        """Halve the step sizes."""
-        return eqx.tree_at(lambda s: s.caution, state, 0.5 * state.caution)
-
-    def posterior(self, state: AEPState, data: AbstractSource | None) -> PropagatedPosterior:
+    def posterior(self, state: DescentState, data: AbstractSource | None) -> PropagatedPosterior:
         """q(f), answered by the deterministic pass or by sample paths."""
         conditionals, reports = eqx.filter_jit(condition_all)(state.model, state.q)
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
         return PropagatedPosterior(state.model, tuple(conditionals), self.correlated, self.test_samples)
-
-    def _adam(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
 
 
 # --- the energy -------------------------------------------------------------------------------------------------------

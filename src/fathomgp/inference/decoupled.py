@@ -21,19 +21,17 @@ any inputs the mean is k(x, Za) times weights that are computed once a step.
 
 import dataclasses
 import functools
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInference, Phase
-from fathomgp.inference._descent import descend
+from fathomgp.inference._base import Phase
+from fathomgp.inference._descent import AbstractDescent, DescentState
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference.dsvi import (
     DSVIInfo,
@@ -41,7 +39,6 @@ from fathomgp.inference.dsvi import (
     initial_q,
     kl_divergence,
     natural_step,
-    schedule,
     shallow_start,
     streamed_loss,
 )
@@ -57,7 +54,7 @@ from fathomgp.model import (
     prepare_all,
     project,
 )
-from fathomgp.parameters import all_finite, partition, real
+from fathomgp.parameters import all_finite, real
 
 PARAMETERISATIONS = ("orthogonal", "lifted")
 #: k-means looks at so many rows at most.
@@ -78,18 +75,7 @@ class DecoupledQ(eqx.Module):
     nu: Float[Array, "Ma P"]
 
 
-class DecoupledState(eqx.Module):
-    """As DSVI's state, with q of two sets of points; the model's inducing inputs are those of the variance."""
-
-    model: DeepGP
-    q: tuple[DecoupledQ, ...]
-    adam: Any
-    steps: Int[Array, ""]
-    horizon: Int[Array, ""]
-    caution: Float[Array, ""]
-
-
-class Decoupled(AbstractInference):
+class Decoupled(AbstractDescent):
     """Decoupled doubly stochastic variational inference.
 
     With the model's M inducing points a layer, the mean gets 3 M and the variance M / 2 by default: 300 and 50 for the
@@ -119,64 +105,40 @@ class Decoupled(AbstractInference):
             raise SettingError(
                 f"parameterisation={self.parameterisation!r} is unknown: choose 'orthogonal' or 'lifted'."
             )
-        for name in ("mean_inducing", "variance_inducing", "steps", "batch_size", "num_samples", "test_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(f"{name} must be at least 1, but it is {value}.")
+        self._check("mean_inducing", "variance_inducing", "num_samples", "test_samples")
         if not 0.0 <= self.natural <= 1.0:
             raise SettingError(f"natural is a step size between 0 and 1, but it is {self.natural}.")
-        if self.learning_rate <= 0.0:
-            raise SettingError(f"learning_rate must be positive, but it is {self.learning_rate}.")
 
-    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DecoupledState:
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Spread both sets of points by k-means; start the last layer from the shallow GP if asked."""
         key_points, key_start = jax.random.split(key)
         model, points = self._place_points(model, data, key=key_points)
-        model, q = self._start(model, points, data, key=key_start)
-        zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), q[0].nu.dtype)
-        return DecoupledState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
-
-    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
-        """One phase of ``max_iter`` steps."""
-        return (Phase("bound", self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
-
-    def enter(self, phase: Phase, state: DecoupledState, data: AbstractSource, *, key: PRNGKeyArray) -> DecoupledState:
-        """Tell the schedule how many steps there will be."""
-        return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(phase.steps, jnp.int32))
+        model, q = self._first_q(model, points, data, key=key_start)
+        return self._start(model, q)
 
     def step(
-        self, phase: Phase, state: DecoupledState, batch: Batch, *, key: PRNGKeyArray
-    ) -> tuple[DecoupledState, DSVIInfo]:
+        self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray
+    ) -> tuple[DescentState, DSVIInfo]:
         """One natural-gradient step on the last layer's (m~, T) and one Adam step on all else."""
         condition = functools.partial(condition_with_kl, parameterisation=self.parameterisation)
         loss, (model_gradient, q_gradient) = streamed_loss(
             state.model, state.q, batch, key=key, num_samples=self.num_samples, condition=condition
         )
-        pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
-        total = (partition(model_gradient)[0], _lower(q_gradient))
-        model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
+        new = self._descend(state, model_gradient, _lower(q_gradient), decay=True)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
             base, fine = natural_step(state.q[-1].base, q_gradient[-1].base, self.natural * state.caution)
-            q = (*q[:-1], eqx.tree_at(lambda last: last.base, q[-1], base))
+            new = eqx.tree_at(lambda one: one.q[-1].base, new, base)
         objective = (loss.data + loss.kl) / batch.num_data
-        ok = jnp.isfinite(objective) & fine & all_finite((model, q))
-        new = DecoupledState(model, q, adam, state.steps + 1, state.horizon, state.caution)
+        ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, DSVIInfo(objective, ok, jnp.asarray(False), loss.jitter, loss.kl / batch.num_data)
 
-    def back_off(self, state: DecoupledState) -> DecoupledState:
-        """Halve the step sizes."""
-        return eqx.tree_at(lambda s: s.caution, state, 0.5 * state.caution)
-
-    def posterior(self, state: DecoupledState, data: AbstractSource | None) -> LayeredPosterior:
+    def posterior(self, state: DescentState, data: AbstractSource | None) -> LayeredPosterior:
         """The mixture over sample paths, as DSVI's."""
         posterior, reports = decoupled_posterior(state.model, state.q, self.test_samples, self.parameterisation)
         for report in reports:
             check_factor(report, "The covariance of a layer's inducing points")
         return posterior
-
-    def _adam(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
 
     def _place_points(
         self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray
@@ -196,7 +158,7 @@ class Decoupled(AbstractInference):
         )
         return dataclasses.replace(model, layers=layers), _push(model, mean)
 
-    def _start(
+    def _first_q(
         self, model: DeepGP, points: list[Array], data: AbstractSource, *, key: PRNGKeyArray
     ) -> tuple[DeepGP, tuple[DecoupledQ, ...]]:
         base = initial_q(model, inner_root=self.inner_root)

@@ -19,19 +19,19 @@ parameters. What has one streams through in blocks of rows, in the precision of 
 cotangents: memory does not grow with the batch.
 """
 
+import dataclasses
 import functools
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
-from fathomgp.inference._descent import descend, lower_roots
+from fathomgp.inference._base import AbstractInfo, Phase
+from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roots
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._streaming import Rows, last_moments, rows_a_block, stream_sum
@@ -58,26 +58,6 @@ _START_ROWS = 2000
 _START_STEPS = 300
 
 
-class DSVIState(eqx.Module):
-    """The model, q(v) of every layer, and Adam's memory.
-
-    Attributes:
-        model: hyperparameters and inducing inputs.
-        q: Gaussians of the whitened inducing values: `Whitened`, or `Informed` where that is less work.
-        adam: the optimiser's state.
-        steps: steps done.
-        horizon: steps planned, for the learning-rate schedule.
-        caution: multiplies the step sizes; halved when steps fail.
-    """
-
-    model: DeepGP
-    q: tuple[Any, ...]
-    adam: Any
-    steps: Int[Array, ""]
-    horizon: Int[Array, ""]
-    caution: Float[Array, ""]
-
-
 class DSVIInfo(AbstractInfo):
     """The figures of a step: ``objective`` is minus the bound a datum, ``kl`` its second term a datum."""
 
@@ -88,7 +68,7 @@ class DSVIInfo(AbstractInfo):
     kl: Float[Array, ""]
 
 
-class DSVI(AbstractInference):
+class DSVI(AbstractDescent):
     """Doubly stochastic variational inference; with one layer, the sparse variational GP.
 
     Attributes:
@@ -118,15 +98,11 @@ class DSVI(AbstractInference):
     decay: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
-        for name in ("steps", "batch_size", "num_samples", "test_samples"):
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        self._check("num_samples", "test_samples")
         if not 0.0 <= self.natural <= 1.0:
             raise SettingError(f"natural is a step size between 0 and 1, but it is {self.natural}.")
-        if self.learning_rate <= 0.0:
-            raise SettingError(f"learning_rate must be positive, but it is {self.learning_rate}.")
 
-    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DSVIState:
+    def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
         prior = initial_q(model, inner_root=self.inner_root)
         inner, last = _inform(model.layers[:-1], prior[:-1]), prior[-1:]
@@ -135,49 +111,29 @@ class DSVI(AbstractInference):
             last = (fitted,)
         elif self.natural == 0.0:
             last = _inform(model.layers[-1:], last)
-        q, zero = (*inner, *last), jnp.asarray(0, jnp.int32)
-        one = jnp.ones((), q[0].mean.dtype)
-        return DSVIState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
+        return self._start(model, (*inner, *last))
 
-    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
-        """One phase of ``max_iter`` steps."""
-        return (Phase("bound", self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
-
-    def enter(self, phase: Phase, state: DSVIState, data: AbstractSource, *, key: PRNGKeyArray) -> DSVIState:
-        """Tell the schedule how many steps there will be."""
-        return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(phase.steps, jnp.int32))
-
-    def step(self, phase: Phase, state: DSVIState, batch: Batch, *, key: PRNGKeyArray) -> tuple[DSVIState, DSVIInfo]:
+    def step(
+        self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray
+    ) -> tuple[DescentState, DSVIInfo]:
         """One natural-gradient step on the last layer's q and one Adam step on all else."""
         loss, gradient = streamed_loss(state.model, state.q, batch, key=key, num_samples=self.num_samples)
         model_gradient, q_gradient = gradient
-        pace = state.caution
-        if self.decay:
-            pace = pace * schedule(state.steps, state.horizon, state.caution.dtype)
-        total = (partition(model_gradient)[0], lower_roots(q_gradient))
-        model, q, adam = descend(self._adam(), state.adam, state.model, state.q, total, pace)
+        new = self._descend(state, model_gradient, lower_roots(q_gradient), decay=self.decay)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
             last, fine = natural_step(state.q[-1], q_gradient[-1], self.natural * state.caution)
-            q = (*q[:-1], last)
+            new = dataclasses.replace(new, q=(*new.q[:-1], last))
         objective = (loss.data + loss.kl) / batch.num_data
-        ok = jnp.isfinite(objective) & fine & all_finite((model, q))
-        new = DSVIState(model, q, adam, state.steps + 1, state.horizon, state.caution)
+        ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, DSVIInfo(objective, ok, jnp.asarray(False), loss.jitter, loss.kl / batch.num_data)
 
-    def back_off(self, state: DSVIState) -> DSVIState:
-        """Halve the step sizes."""
-        return eqx.tree_at(lambda s: s.caution, state, 0.5 * state.caution)
-
-    def posterior(self, state: DSVIState, data: AbstractSource | None) -> LayeredPosterior:
+    def posterior(self, state: DescentState, data: AbstractSource | None) -> LayeredPosterior:
         """The mixture (18) over sample paths."""
         posterior, reports = _posterior(state.model, state.q, self.test_samples)
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
         return posterior
-
-    def _adam(self) -> optax.GradientTransformation:
-        return optax.adam(self.learning_rate)
 
 
 # --- the bound --------------------------------------------------------------------------------------------------------
@@ -368,7 +324,7 @@ def condition_with_kl(model: DeepGP, q: tuple[Q, ...]) -> tuple[list[Conditional
 
 
 def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
-    """q as Adam should see it: informed by a noisy observation where every output has a k(Z, x) of its own."""
+    """Q as Adam should see it: informed by a noisy observation where every output has a k(Z, x) of its own."""
     own = (layer.separate or layer.width == 1 for layer in layers)
     return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
@@ -378,9 +334,3 @@ def _posterior(model: DeepGP, q: tuple[Q, ...], num_samples: int) -> tuple[Layer
     whitened = tuple(one.whitened() if isinstance(one, Informed) else one for one in q)
     conditionals, reports = condition_all(model, whitened)
     return LayeredPosterior(model, tuple(conditionals), num_samples), reports
-
-
-def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
-    """1 over the first half of the steps, then a cosine down to a tenth."""
-    share = jnp.clip(2.0 * steps.astype(dtype) / jnp.maximum(horizon, 1).astype(dtype) - 1.0, 0.0, 1.0)
-    return 0.55 + 0.45 * jnp.cos(jnp.pi * share)

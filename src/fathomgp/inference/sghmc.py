@@ -36,10 +36,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer
+from fathomgp.inference._descent import schedule
 from fathomgp.inference._hamiltonian import SamplerState, hamiltonian_sampler, kinetic_temperature
 from fathomgp.inference._sampled import SampledPosterior, Values
 from fathomgp.inference._streaming import Rows, last_moments, stream_sum
-from fathomgp.inference.dsvi import initial_q, schedule, shallow_start
+from fathomgp.inference.dsvi import initial_q, shallow_start
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor
 from fathomgp.model import DeepGP, Whitener, condition_on, known, prepare_all
