@@ -12,7 +12,7 @@ METHODS: dict[str, Mapping[str, Any]] = {
     "sgpr": {"method": "sgpr", "num_inducing": 100},
     "dsvi": {"method": "dsvi", "depth": 2, "num_inducing": 100, "precision": "mixed"},
     "decoupled": {"method": "decoupled", "depth": 2, "num_inducing": 100},
-    "sghmc": {"method": "sghmc", "depth": 2, "num_inducing": 100},
+    "sghmc": {"method": "sghmc", "depth": 2, "num_inducing": 100, "precision": "mixed"},
     "stride": {"method": "stride", "depth": 2, "num_inducing": 100},
     "sequential": {"method": "sequential", "depth": 2, "num_inducing": 100},
     "aep": {"method": "aep", "depth": 2, "num_inducing": 100},
