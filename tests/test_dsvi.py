@@ -88,7 +88,7 @@ def test_one_natural_step_of_size_one_is_the_exact_gp(data, rng, key):
 def test_streamed_gradients_equal_plain_ones(data, rng, key, monkeypatch):
     x, y = data
     batch = ArraySource(x, y).everything()
-    model = deep(x, depth=1)
+    model = deep(x, depth=2)
     q = random_q(model, rng)
     learned, constant = partition(model)
 
@@ -97,9 +97,11 @@ def test_streamed_gradients_equal_plain_ones(data, rng, key, monkeypatch):
         return -elbo(model, q, batch, key=key)
 
     value, gradient = jax.value_and_grad(plain, (0, 1))(learned, q)
-    for block in (1024, 7):
+    one_device = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    for block, mesh in ((1024, None), (7, None), (7, one_device)):
         monkeypatch.setattr(_streaming, "BLOCK", block)
-        loss, streamed = streamed_loss(model, q, batch, key=key, num_samples=1)
+        shared = dataclasses.replace(batch, mesh=mesh)
+        loss, streamed = streamed_loss(model, q, shared, key=key, num_samples=1)
         assert float(loss.data + loss.kl) == pytest.approx(float(value), rel=1e-9)
         for a, b in zip(jax.tree.leaves(streamed), jax.tree.leaves(gradient), strict=True):
             assert np.allclose(a, b, rtol=1e-6, atol=1e-8)

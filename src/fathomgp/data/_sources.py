@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from fathomgp.errors import DataError
@@ -27,6 +28,7 @@ class Batch(eqx.Module):
         weight: 1 for a real row, 0 for padding.
         index: the row's number in the source, for algorithms that keep something a datum.
         num_data: how many real rows the source holds, N: sums over a batch are scaled to it.
+        mesh: the devices that share the rows in equal pieces, along its axis "rows"; ``None`` for a single one.
     """
 
     x: Float[Array, "*stack B D"]
@@ -35,6 +37,7 @@ class Batch(eqx.Module):
     weight: Float[Array, "*stack B"]
     index: Int[Array, "*stack B"]
     num_data: Float[Array, ""]
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     @property
     def scale(self) -> Float[Array, ""]:
@@ -43,7 +46,13 @@ class Batch(eqx.Module):
 
 
 class AbstractPlacement(abc.ABC):
-    """Puts the arrays of a feed on the devices: one, those of this machine, or those of several processes."""
+    """Puts the arrays of a feed on the devices: one, those of this machine, or those of several processes.
+
+    Attributes:
+        mesh: the devices that share a batch, along its axis "rows"; ``None`` for a single one.
+    """
+
+    mesh: Mesh | None
 
     @abc.abstractmethod
     def everywhere(self, array: Any) -> Array:
@@ -89,18 +98,25 @@ class IndexFeed(AbstractFeed):
 
     data: Batch
     rows: Int[Array, "capacity *batches B"]
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     def batch(self, i: Int[Array, ""]) -> Batch:
         """The rows of step i."""
         rows = self.rows[i]
         data = self.data
         return Batch(
-            data.x[rows], data.y[rows], data.observed[rows], data.weight[rows], data.index[rows], data.num_data
+            data.x[rows],
+            data.y[rows],
+            data.observed[rows],
+            data.weight[rows],
+            data.index[rows],
+            data.num_data,
+            self.mesh,
         )
 
     def placed(self, on: AbstractPlacement) -> "IndexFeed":
         """All data everywhere; row numbers, and with them the batches, are shared out."""
-        return IndexFeed(jax.tree.map(on.everywhere, self.data), on.split(self.rows, -1))
+        return IndexFeed(jax.tree.map(on.everywhere, self.data), on.split(self.rows, -1), on.mesh)
 
 
 class StreamFeed(AbstractFeed):
@@ -119,15 +135,15 @@ class StreamFeed(AbstractFeed):
     index: Int[Array, "capacity *batches B"] | Int[np.ndarray, "capacity *batches B"]
     weight: Float[Array, " B"] | Float[np.ndarray, " B"]
     num_data: Float[Array, ""] | Float[np.ndarray, ""]
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     def batch(self, i: Int[Array, ""]) -> Batch:
         """The rows of step i."""
         x, y, index = (jnp.asarray(part)[i] for part in (self.x, self.y, self.index))
         dtype = self.num_data.dtype
         weight = jnp.broadcast_to(jnp.reshape(self.weight, (1,) * (index.ndim - 1) + (-1,)), index.shape)
-        return Batch(
-            x.astype(dtype), y.astype(dtype), jnp.ones(y.shape, bool), weight, index, jnp.asarray(self.num_data)
-        )
+        num_data, observed = jnp.asarray(self.num_data), jnp.ones(y.shape, bool)
+        return Batch(x.astype(dtype), y.astype(dtype), observed, weight, index, num_data, self.mesh)
 
     def placed(self, on: AbstractPlacement) -> "StreamFeed":
         """Every process has read its own rows."""
@@ -137,6 +153,7 @@ class StreamFeed(AbstractFeed):
             on.join(self.index, -1),
             on.join(self.weight, -1),
             on.everywhere(self.num_data),
+            on.mesh,
         )
 
 

@@ -1,8 +1,8 @@
 """Where a fit computes: one device, the devices of this machine, or those of several processes.
 
-State is on every device, batches are shared out among them, and XLA inserts the sums that a step needs: the
-mathematics is that of one device. ``jax.distributed`` joins processes; each reads its own rows and all compute the same
-state, so that process 0 alone writes what is worth keeping.
+State is on every device, batches are shared out among them, and XLA inserts the sum that a step needs (see
+``stream_sum``): the mathematics is that of one device. ``jax.distributed`` joins processes; each reads its own rows and
+all compute the same state, so that process 0 alone writes what is worth keeping.
 """
 
 from typing import Any
@@ -26,6 +26,7 @@ class OneDevice(AbstractPlacement):
     """Everything on JAX's default device."""
 
     replicated: NamedSharding | None = None
+    mesh = None
 
     def everywhere(self, array: Any) -> Array:
         """The array as it is."""
@@ -53,7 +54,7 @@ class ManyDevices(AbstractPlacement):
 
     def __init__(self, devices: list[Any]):
         self._mesh = jax.make_mesh((len(devices),), ("rows",), axis_types=(AxisType.Auto,), devices=devices)
-        self.replicated = NamedSharding(self._mesh, PartitionSpec())
+        self.mesh, self.replicated = self._mesh, NamedSharding(self._mesh, PartitionSpec())
         self._known: dict[int, tuple[Any, Array]] = {}
 
     def everywhere(self, array: Any) -> Array:

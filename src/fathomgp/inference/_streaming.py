@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.data import Batch
@@ -18,34 +19,46 @@ _BLOCK_NUMBERS = 2_000_000
 
 #: x, y, observed and weight of a block.
 Rows = tuple[Array, Array, Array, Array]
+#: Standard normal numbers for the sample paths through a block, one array an inner layer.
+Noise = list[Float[Array, "B S _"]]
 
 
-def stream_sum(
-    function: Callable[[Rows, PRNGKeyArray], Any], batch: Batch, key: PRNGKeyArray, block: int | None = None
-) -> Any:
-    """``function(rows, key)`` summed over blocks of rows; the last block is padded with rows of weight 0.
+def stream_sum(function: Callable[[Rows, Any], Any], batch: Batch, noise: Any = (), block: int | None = None) -> Any:
+    """``function(rows, noise)`` summed over blocks of rows; the last block is padded with rows of weight 0.
 
     Memory is one block's, whatever the batch, when ``function`` returns sums: a value and its gradients, for instance.
-    ``block`` is the number of rows that it should see at a time.
+    ``noise`` holds arrays with a row for every row of the batch, ``block`` is the number of rows at a time.
     """
-    rows = (batch.x, batch.y, batch.observed, batch.weight)
-    size = len(batch.x)
-    blocks = max(1, round(size / (block or BLOCK)))
+    parts = ((batch.x, batch.y, batch.observed, batch.weight), noise)
+    if batch.mesh is None:
+        return _sum_blocks(function, parts, block or BLOCK)
+
+    def on_one_device(parts: tuple[Rows, Any]) -> Any:
+        # Every device sums what it holds first, so that they meet once a step and not once a block.
+        return jax.lax.psum(_sum_blocks(function, parts, block or BLOCK), "rows")
+
+    spread = jax.shard_map(
+        on_one_device, mesh=batch.mesh, in_specs=PartitionSpec("rows"), out_specs=PartitionSpec(), check_vma=False
+    )
+    return spread(parts)
+
+
+def _sum_blocks(function: Callable[[Rows, Any], Any], parts: tuple[Rows, Any], block: int) -> Any:
+    size = len(parts[0][0])
+    blocks = max(1, round(size / block))
     if blocks == 1:
-        return function(rows, key)
+        return function(*parts)
     length = -(-size // blocks)
 
     def split(part: Array) -> Array:
         padded = jnp.pad(part, ((0, blocks * length - size),) + ((0, 0),) * (part.ndim - 1))
-        # Every block takes rows from everywhere: devices that share the batch then share each block.
-        return jnp.swapaxes(padded.reshape(length, blocks, *part.shape[1:]), 0, 1)
+        return padded.reshape(blocks, length, *part.shape[1:])
 
-    def add(total: Any, block: Any) -> tuple[Any, None]:
-        number, rows = block
-        return jax.tree.map(jnp.add, total, function(rows, jax.random.fold_in(key, number))), None
+    def add(total: Any, parts: tuple[Rows, Any]) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(*parts)), None
 
-    stacked = (jnp.arange(blocks), jax.tree.map(split, rows))
-    shapes = jax.eval_shape(lambda: function(jax.tree.map(lambda s: s[0], stacked[1]), key))
+    stacked = jax.tree.map(split, parts)
+    shapes = jax.eval_shape(function, *jax.tree.map(lambda leaf: leaf[0], stacked))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add, zero, stacked)[0]
 
@@ -56,25 +69,39 @@ def rows_a_block(conditionals: Sequence[Conditional], num_samples: int = 1) -> i
     return max(1, min(BLOCK, _BLOCK_NUMBERS // largest) // num_samples)
 
 
+def path_noise(model: DeepGP, num_rows: int, num_samples: int = 1, *, key: PRNGKeyArray) -> Noise:
+    """What sample paths of a batch need, drawn for all of it: neither blocks nor devices change a row's path."""
+    return [
+        # In float32, so that a key gives the same path in every precision.
+        jax.random.normal(jax.random.fold_in(key, level), (num_rows, num_samples, layer.width), jnp.float32)
+        for level, layer in enumerate(model.layers[:-1])
+    ]
+
+
 def last_moments(
-    model: DeepGP, conditionals: Sequence[Conditional], x: Float[Array, "B D"], *, key: PRNGKeyArray
-) -> tuple[Float[Array, "B Q"], Float[Array, "B Q"]]:
-    """Mean and variance of the last layer at inputs that were sampled through the inner ones, one path a row."""
-    h = x
+    model: DeepGP, conditionals: Sequence[Conditional], x: Float[Array, "B D"], noise: Noise
+) -> tuple[Float[Array, "B*S Q"], Float[Array, "B*S Q"]]:
+    """Mean and variance of the last layer at inputs that were sampled through the inner ones.
+
+    S paths a row, those of a row side by side; with one layer there is nothing to sample, and S is 1.
+    """
+    h = x = jnp.repeat(x, num_paths(noise), axis=0)
     for level, (layer, conditional) in enumerate(zip(model.layers, conditionals, strict=True)):
         mean, variance = moments(layer, conditional, model.layer_input(level, x, h))
         if level < model.depth - 1:
-            h = _sample(layer, mean, variance, jax.random.fold_in(key, level))
+            h = _sample(layer, mean, variance, noise[level])
     return mean, variance
 
 
-def _sample(
-    layer: Layer, mean: Float[Array, "B P"], variance: Float[Array, "B P"], key: PRNGKeyArray
-) -> Float[Array, "B P"]:
-    """``mean + sqrt(variance) e``, with the noise between layers.
+def num_paths(noise: Noise) -> int:
+    """S."""
+    return noise[0].shape[1] if noise else 1
 
-    e is drawn in float32, so that a key gives the same path in every precision.
-    """
+
+def _sample(
+    layer: Layer, mean: Float[Array, "_ P"], variance: Float[Array, "_ P"], noise: Float[Array, "B S P"]
+) -> Float[Array, "_ P"]:
+    """``mean + sqrt(variance) e``, with the noise between layers."""
     if layer.noise is not None:
         variance = variance + layer.noise.value
-    return mean + jnp.sqrt(variance) * jax.random.normal(key, mean.shape, jnp.float32).astype(mean.dtype)
+    return mean + jnp.sqrt(variance) * noise.reshape(mean.shape).astype(mean.dtype)

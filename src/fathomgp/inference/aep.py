@@ -164,12 +164,11 @@ def energy_without_kl(
 
     (layers, correction), pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
 
-    def with_data(learned: DeepGP, layers: Any, rows: Rows, key: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def with_data(learned: DeepGP, layers: Any, rows: Rows, _: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return sum_log_z(eqx.combine(learned, constant), layers, rows, alpha, correlated)
 
     block_gradient = functools.partial(jax.value_and_grad(with_data, (0, 1), has_aux=True), learned, layers)
-    unused = jax.random.key(0)
-    (total, clamped), (direct, cotangent) = stream_sum(block_gradient, batch, unused, _rows_at_a_time(model))
+    (total, clamped), (direct, cotangent) = stream_sum(block_gradient, batch, block=_rows_at_a_time(model))
     scale = -batch.scale / alpha
     cotangent, direct = jax.tree.map(lambda leaf: scale * leaf, (cotangent, direct))
     model_gradient, q_gradient = pull((cotangent, -jnp.ones_like(correction)))

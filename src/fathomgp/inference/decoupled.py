@@ -33,6 +33,7 @@ from fathomgp.errors import SettingError
 from fathomgp.inference._base import Phase
 from fathomgp.inference._descent import AbstractDescent, DescentState
 from fathomgp.inference._layered import LayeredPosterior
+from fathomgp.inference._streaming import path_noise
 from fathomgp.inference.dsvi import (
     DSVIInfo,
     expected_log_likelihood,
@@ -187,8 +188,8 @@ def decoupled_elbo(
     """The bound, estimated from a batch: plainly, for tests and for whoever wants to differentiate it."""
     conditionals, _ = condition_all(model, q, parameterisation)
     rows = (batch.x, batch.y, batch.observed, batch.weight)
-    data_term = expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
-    return batch.scale * data_term - decoupled_kl(q)
+    noise = path_noise(model, len(batch.x), num_samples, key=key)
+    return batch.scale * expected_log_likelihood(model, conditionals, rows, noise) - decoupled_kl(q)
 
 
 def decoupled_kl(q: tuple[DecoupledQ, ...]) -> Float[Array, ""]:

@@ -34,7 +34,15 @@ from fathomgp.inference._base import AbstractInfo, Phase
 from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roots
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
-from fathomgp.inference._streaming import Rows, last_moments, rows_a_block, stream_sum
+from fathomgp.inference._streaming import (
+    Noise,
+    Rows,
+    last_moments,
+    num_paths,
+    path_noise,
+    rows_a_block,
+    stream_sum,
+)
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
@@ -143,23 +151,19 @@ def elbo(model: DeepGP, q: tuple[Q, ...], batch: Batch, *, key: PRNGKeyArray, nu
     """The bound (17), estimated from a batch: plainly, for tests and for whoever wants to differentiate it."""
     conditionals, kl, _ = condition_with_kl(model, q)
     rows = (batch.x, batch.y, batch.observed, batch.weight)
-    data_term = expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
-    return batch.scale * data_term - kl
+    noise = path_noise(model, len(batch.x), num_samples, key=key)
+    return batch.scale * expected_log_likelihood(model, conditionals, rows, noise) - kl
 
 
 def expected_log_likelihood(
-    model: DeepGP,
-    conditionals: list[Conditional],
-    rows: Rows,
-    *,
-    key: PRNGKeyArray,
-    num_samples: int = 1,
+    model: DeepGP, conditionals: list[Conditional], rows: Rows, noise: Noise
 ) -> Float[Array, ""]:
     """``sum_i E_q(f_i^L)[log p(y_i | f_i^L)]`` over rows (x, y, observed, weight), along one or more sample paths."""
-    x, y, observed, weight = (jnp.tile(part, (num_samples,) + (1,) * (part.ndim - 1)) for part in rows)
-    mean, variance = last_moments(model, conditionals, x, key=key)
+    x, *rest = rows
+    mean, variance = last_moments(model, conditionals, x, noise)
+    y, observed, weight = (jnp.repeat(part, num_paths(noise), axis=0) for part in rest)
     figures = model.likelihood.expected_log_prob(mean, variance, y)
-    return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None]) / num_samples
+    return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None]) / num_paths(noise)
 
 
 def kl_divergence(q: tuple[Whitened, ...]) -> Float[Array, ""]:
@@ -206,12 +210,12 @@ def streamed_loss(
 
     (conditionals, kl), pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
 
-    def with_data(learned: DeepGP, conditionals: Any, rows: Rows, key: PRNGKeyArray) -> Float[Array, ""]:
-        model = cast(eqx.combine(learned, constant), dtype)
-        return expected_log_likelihood(model, conditionals, rows, key=key, num_samples=num_samples)
+    def with_data(learned: DeepGP, conditionals: Any, rows: Rows, noise: Noise) -> Float[Array, ""]:
+        return expected_log_likelihood(cast(eqx.combine(learned, constant), dtype), conditionals, rows, noise)
 
     gradient_of_block = functools.partial(jax.value_and_grad(with_data, (0, 1)), learned, conditionals)
-    sums = stream_sum(gradient_of_block, batch, key, rows_a_block(conditionals, num_samples))
+    noise = path_noise(model, len(batch.x), num_samples, key=key)
+    sums = stream_sum(gradient_of_block, batch, noise, rows_a_block(conditionals, num_samples))
     value, (direct, cotangent) = jax.tree.map(lambda leaf: -batch.scale.astype(leaf.dtype) * leaf, sums)
     model_gradient, q_gradient = pull((cotangent, jnp.ones_like(kl)))
     model_gradient = jax.tree.map(jnp.add, model_gradient, direct)

@@ -39,7 +39,7 @@ from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Ph
 from fathomgp.inference._descent import schedule
 from fathomgp.inference._hamiltonian import SamplerState, hamiltonian_sampler, kinetic_temperature
 from fathomgp.inference._sampled import SampledPosterior, Values
-from fathomgp.inference._streaming import Rows, last_moments, stream_sum
+from fathomgp.inference._streaming import Noise, Rows, last_moments, path_noise, stream_sum
 from fathomgp.inference.dsvi import initial_q, shallow_start
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor
@@ -276,7 +276,7 @@ class SGHMC(AbstractInference):
 
 
 def log_likelihood(
-    model: DeepGP, whiteners: Whiteners, v: Values, rows: Rows, *, key: PRNGKeyArray, bound: bool = False
+    model: DeepGP, whiteners: Whiteners, v: Values, rows: Rows, noise: Noise, *, bound: bool = False
 ) -> Float[Array, ""]:
     """``sum_i log p(y_i | v, path_i)`` over rows, with one sample path a row through the inner layers.
 
@@ -285,7 +285,7 @@ def log_likelihood(
     x, y, observed, weight = rows
     parts = zip(model.layers, whiteners, v, strict=True)
     conditionals = [condition_on(layer, whitener, known(values)) for layer, whitener, values in parts]
-    mean, variance = last_moments(model, conditionals, x, key=key)
+    mean, variance = last_moments(model, conditionals, x, noise)
     score = model.likelihood.expected_log_prob if bound else model.likelihood.log_z
     figures = score(mean, variance, y)
     return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None])
@@ -298,13 +298,13 @@ def energy_and_gradient(
     dtype = batch.x.dtype
     low_model, low_whiteners = cast((model, whiteners), dtype)
 
-    def of_block(rows: Rows, key: PRNGKeyArray) -> tuple[Float[Array, ""], Values]:
+    def of_block(rows: Rows, noise: Noise) -> tuple[Float[Array, ""], Values]:
         def value(v: Values) -> Float[Array, ""]:
-            return log_likelihood(low_model, low_whiteners, cast(v, dtype), rows, key=key, bound=bound)
+            return log_likelihood(low_model, low_whiteners, cast(v, dtype), rows, noise, bound=bound)
 
         return jax.value_and_grad(value)(v)
 
-    value, gradient = stream_sum(of_block, batch, key)
+    value, gradient = stream_sum(of_block, batch, path_noise(model, len(batch.x), key=key))
     share = (1.0 / jnp.sum(batch.weight)).astype(v[0].dtype)
     num_data = batch.num_data.astype(share.dtype)
     prior = sum((0.5 * jnp.sum(values**2) for values in v), start=jnp.zeros((), share.dtype))
@@ -341,16 +341,16 @@ def model_gradient(
     dtype, (learned, constant) = batch.x.dtype, partition(model)
     inverses = [whitener.inverse_factor for whitener in factors.whiteners]
 
-    def of_block(rows: Rows, key: PRNGKeyArray) -> Any:
+    def of_block(rows: Rows, noise: Noise) -> Any:
         def value(learned: DeepGP, inverses: list[Array]) -> Float[Array, ""]:
             whiteners = tuple(Whitener(*parts) for parts in zip(inverses, reports, strict=True))
             low_model, low_whiteners, low_v = cast((eqx.combine(learned, constant), whiteners, v), dtype)
-            return log_likelihood(low_model, low_whiteners, low_v, rows, key=key, bound=bound)
+            return log_likelihood(low_model, low_whiteners, low_v, rows, noise, bound=bound)
 
         reports = [whitener.report for whitener in factors.whiteners]
         return jax.value_and_grad(value, (0, 1))(learned, inverses)
 
-    value, (direct, cotangents) = stream_sum(of_block, batch, key)
+    value, (direct, cotangents) = stream_sum(of_block, batch, path_noise(model, len(batch.x), key=key))
     (indirect,) = factors.pull_back(cotangents)
     share = (-1.0 / jnp.sum(batch.weight)).astype(v[0].dtype)
     return share * value.astype(share.dtype), jax.tree.map(lambda a, b: share * (a + b), direct, indirect)
