@@ -80,7 +80,7 @@ def path_noise(model: DeepGP, num_rows: int, num_samples: int = 1, *, key: PRNGK
 
 def last_moments(
     model: DeepGP, conditionals: Sequence[Conditional], x: Float[Array, "B D"], noise: Noise
-) -> tuple[Float[Array, "B*S Q"], Float[Array, "B*S Q"]]:
+) -> tuple[Float[Array, "_ Q"], Float[Array, "_ Q"]]:
     """Mean and variance of the last layer at inputs that were sampled through the inner ones.
 
     S paths a row, those of a row side by side; with one layer there is nothing to sample, and S is 1.
