@@ -264,7 +264,7 @@ def test_mixed_precision_keeps_the_gradient_after_training(rng, key):
     for trained in (train(state, one) for one in jax.random.split(key, 3)):
         exact, rough = gradient(trained, batch), gradient(trained, single)
         errors.append(float(jnp.linalg.norm(rough - exact) / jnp.linalg.norm(exact)))
-    assert np.median(errors) < 0.01
+    assert max(errors) < 0.01
 
 
 def test_an_informed_q_is_the_same_gaussian_in_both_forms(data, rng, key):

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from fathomgp.data import AbstractPlacement
@@ -53,8 +53,8 @@ class ManyDevices(AbstractPlacement):
     """State on every device, rows shared out among them in the order of the devices."""
 
     def __init__(self, devices: list[Any]):
-        self._mesh = jax.make_mesh((len(devices),), ("rows",), axis_types=(AxisType.Auto,), devices=devices)
-        self.mesh, self.replicated = self._mesh, NamedSharding(self._mesh, PartitionSpec())
+        self.mesh: Mesh = jax.make_mesh((len(devices),), ("rows",), axis_types=(AxisType.Auto,), devices=devices)
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self._known: dict[int, tuple[Any, Array]] = {}
 
     def everywhere(self, array: Any) -> Array:
@@ -71,7 +71,7 @@ class ManyDevices(AbstractPlacement):
 
     def join(self, array: Any, axis: int) -> Array:
         """One array of what the processes hold."""
-        sharding = NamedSharding(self._mesh, _spec(array, axis))
+        sharding = NamedSharding(self.mesh, _spec(array, axis))
         return jax.make_array_from_process_local_data(sharding, np.asarray(array))
 
     def spread(self, tree: Any) -> Any:
@@ -83,7 +83,7 @@ class ManyDevices(AbstractPlacement):
         return jax.tree.map(lambda leaf: from_numpy(leaf, to_numpy(leaf)) if eqx.is_array(leaf) else leaf, tree)
 
     def _put(self, array: Any, spec: PartitionSpec) -> Array:
-        sharding = NamedSharding(self._mesh, spec)
+        sharding = NamedSharding(self.mesh, spec)
         if _is_key(array):
             return jax.random.wrap_key_data(self._put(jax.random.key_data(array), spec))
         values = np.asarray(array)

@@ -1,6 +1,6 @@
 """What the stochastic methods on whitened Gaussians share: one phase of Adam on the model and q, at a falling pace."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -42,15 +42,17 @@ class AbstractDescent(AbstractInference):
         steps: how many, when the user does not say.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
+        objective: what the steps descend, for progress and history.
     """
 
+    objective: ClassVar[str] = "bound"
     steps: eqx.AbstractVar[int]
     batch_size: eqx.AbstractVar[int]
     learning_rate: eqx.AbstractVar[float]
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase of ``max_iter`` steps."""
-        return (Phase("bound", self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
+        return (Phase(self.objective, self.steps if max_iter is None else max_iter, batch_size=self.batch_size),)
 
     def enter(self, phase: Phase, state: DescentState, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Tell the schedule how many steps there will be."""

@@ -24,7 +24,7 @@ v = alpha var + noise, less than the curvature of the energy in the mean by the 
 """
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -87,6 +87,7 @@ class AEP(AbstractDescent):
         inner_root: standard deviation of the inner layers' q at the start, in units of the prior's.
     """
 
+    objective: ClassVar[str] = "energy"
     alpha: float = eqx.field(static=True, default=1.0)
     steps: int = eqx.field(static=True, default=500)
     batch_size: int = eqx.field(static=True, default=1024)
