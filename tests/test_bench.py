@@ -92,7 +92,8 @@ def test_sets_without_a_real_target_are_refused(boston):
 
 
 def test_configure_puts_in_only_what_a_method_has():
-    assert bench.configure("exact", depth=3, num_inducing=7) == {"method": "exact"}
+    assert bench.configure("exact", depth=3, num_inducing=7, hidden_dim=2) == {"method": "exact"}
+    assert bench.configure("aep", hidden_dim=2) == bench.configure("aep") | {"hidden_dim": 2}
     assert bench.configure("sgpr", num_inducing=7, max_iter=2) == {"method": "sgpr", "num_inducing": 7, "max_iter": 2}
     with pytest.raises(SettingError, match="choose from linear, exact"):
         bench.configure("neural network")

@@ -23,7 +23,12 @@ these two from the command line, the others ignore them."""
 
 
 def configure(
-    name: str, *, depth: int | None = None, num_inducing: int | None = None, max_iter: int | None = None
+    name: str,
+    *,
+    depth: int | None = None,
+    num_inducing: int | None = None,
+    hidden_dim: int | None = None,
+    max_iter: int | None = None,
 ) -> dict[str, Any]:
     """The estimator's settings for a method of :data:`METHODS`, with what the user asked for in its place.
 
@@ -37,6 +42,8 @@ def configure(
     settings = dict(METHODS[name])
     asked = {"depth": depth, "num_inducing": num_inducing}
     settings |= {key: value for key, value in asked.items() if value is not None and key in settings}
+    if hidden_dim is not None and "depth" in settings:
+        settings["hidden_dim"] = hidden_dim
     return settings if max_iter is None else settings | {"max_iter": max_iter}
 
 

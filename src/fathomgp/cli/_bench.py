@@ -30,6 +30,7 @@ def uci(
     splits: Annotated[str, typer.Option(help='How many of the standard splits ("5"), or which ("0,1,4").')] = "5",
     depth: Annotated[int | None, typer.Option(help="Layers of the deep methods.")] = None,
     num_inducing: Annotated[int | None, typer.Option(help="Inducing points of the sparse methods.")] = None,
+    hidden_dim: Annotated[int | None, typer.Option(help="Width of the deep methods' inner layers.")] = None,
     max_iter: Annotated[int | None, typer.Option(help="At most so many steps a fit.")] = None,
     out: Annotated[Path, typer.Option(help="A CSV file; what it holds already is not run again.")] = Path(
         "results/uci.csv"
@@ -44,7 +45,7 @@ def uci(
     from fathomgp import bench
 
     names, chosen = words(datasets, "--datasets"), parse_splits(splits)
-    options = {"depth": depth, "num_inducing": num_inducing, "max_iter": max_iter}
+    options = {"depth": depth, "num_inducing": num_inducing, "hidden_dim": hidden_dim, "max_iter": max_iter}
     settings = {name: bench.configure(name, **options) for name in words(methods, "--methods")}
     results = bench.open_results(out)
     jobs = bench.plan_jobs(names, chosen, settings)
