@@ -69,19 +69,36 @@ def test_two_devices_and_two_processes_compute_what_one_computes(trips, tmp_path
 
 
 def test_a_lost_process_ends_the_job_and_a_restart_goes_on_bit_for_bit(trips, tmp_path, rng):
-    codes, said = finish(start(trips, tmp_path / "calm", processes=2, method="walk"))
+    calm = undisturbed(trips, tmp_path, "walk")
+    lose_and_restart(trips, tmp_path / "lost", "walk", int(rng.integers(2)), int(rng.integers(3, 18)), calm)
+
+
+@pytest.mark.slow
+def test_either_process_of_a_deep_gp_may_be_lost_at_any_chunk(trips, tmp_path, rng):
+    calm = undisturbed(trips, tmp_path, "dsvi")
+    for victim in (0, 1):
+        for chunk in rng.choice(np.arange(3, 18), 3, replace=False):
+            lose_and_restart(trips, tmp_path / f"{victim}-{chunk}", "dsvi", victim, int(chunk), calm)
+
+
+def undisturbed(trips, tmp_path, method):
+    """What two processes learn that nobody kills."""
+    codes, said = finish(start(trips, tmp_path / "calm", processes=2, method=method))
     assert codes == [0, 0], said
-    victim = int(rng.integers(2))
-    directory, kill = tmp_path / "lost", [0, 0]
-    kill[victim] = int(rng.integers(3, 18))
-    codes, said = finish(start(trips, directory, processes=2, method="walk", kill=kill))
+    return arrays(tmp_path / "calm")
+
+
+def lose_and_restart(trips, directory, method, victim, chunk, calm):
+    """Kill a process: the other one ends by itself with a sentence; started again, both learn what ``calm`` holds."""
+    kill = [chunk if rank == victim else 0 for rank in (0, 1)]
+    codes, said = finish(start(trips, directory, processes=2, method=method, kill=kill))
     assert codes[victim] == -signal.SIGKILL
     assert codes[1 - victim] not in (0, None)
     assert "lost another process" in said[1 - victim] or "another task died" in said[1 - victim]
-    codes, said = finish(start(trips, directory, processes=2, method="walk"))
+    codes, said = finish(start(trips, directory, processes=2, method=method))
     assert codes == [0, 0], said
-    for calm, resumed in zip(arrays(tmp_path / "calm"), arrays(directory), strict=True):
-        assert np.array_equal(calm, resumed)
+    for one, two in zip(calm, arrays(directory), strict=True):
+        assert np.array_equal(one, two)
 
 
 def test_half_an_address_is_refused():
