@@ -25,7 +25,7 @@ from fathomgp.model import DeepGP, Layer
 
 KINDS = ("collapsed", "sampled", "standard")
 
-#: Entries of K_mn, of several particles, that are formed at a time: fewer leave a core idle in small products (measured).
+#: Entries of K_mn, of several particles, that are formed at a time: fewer leave a core idle (measured).
 _ENTRIES = 1 << 20
 
 
