@@ -452,3 +452,16 @@ def test_the_dynamical_prior_fills_in_what_is_missing(rng, key):
     assert np.allclose(varying.layers[-1].mean(jnp.asarray(scores))[:, :5], scores @ components, atol=0.02)
     with pytest.raises(SettingError, match="latent_dim must lie between 1 and the 5 outputs"):
         dynamical_prior(time, y, latent_dim=6, key=key)
+
+
+def test_noise_that_varies_is_found_where_there_is_nothing_else_to_find(rng, key):
+    x = rng.uniform(-1.5, 1.5, size=(300, 1))
+    noise = np.exp(1.2 * np.sin(2.0 * x))
+    y = noise * rng.normal(size=x.shape)
+    model = build_model(x, HeteroscedasticGaussian(), 1, num_inducing=20)
+    fitted = fit_model(Sequential(episodes=1), model, ArraySource(x, y), key=key, verbose=False).posterior
+    grid = jnp.asarray([[-0.8], [0.8]])  # deviations of 0.30 and 3.3
+    mixture = fitted.predict_f(grid, key=key)
+    _, variance = fitted.model.likelihood.predict_moments(mixture.means[0], mixture.variances[0])
+    quiet, loud = np.sqrt(np.asarray(variance)[:, 0])
+    assert loud > 4.0 * quiet

@@ -1,23 +1,27 @@
 """Where sequential inference starts: hyperparameters from a shallow GP, layers that have seen nothing."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from fathomgp.data import AbstractSource, ArraySource
+from fathomgp.data import AbstractSource, ArraySource, Batch
 from fathomgp.errors import SettingError
+from fathomgp.inference._base import Phase
+from fathomgp.inference._descent import DescentState
 from fathomgp.inference._online import OnlineGP, empty, prior_at
-from fathomgp.inference.dsvi import shallow_start
-from fathomgp.inference.exact import gaussian_noise
+from fathomgp.inference.dsvi import DSVI, shallow_start
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Gaussian, HeteroscedasticGaussian
 from fathomgp.means import Zero
 from fathomgp.model import DeepGP, Layer
-from fathomgp.parameters import Parameter, cast
+from fathomgp.parameters import Parameter, all_finite, cast
 
-#: Rows of the shallow start.
+#: Rows of the shallow start, and steps of a variational one.
 _START_ROWS = 2000
+_START_STEPS = 300
 
 
 def start_layers(
@@ -65,10 +69,13 @@ def start_hyperparameters(model: DeepGP, data: AbstractSource, *, key: PRNGKeyAr
     """The last layer's kernel and noise from a sparse GP on what the inner means make of a subset of the inputs.
 
     Likelihoods other than the Gaussian borrow the kernel of one that is fitted to their targets: labels as plus and
-    minus 2, numbers as they are. The heteroscedastic one takes the fitted noise as its offset.
+    minus 2, numbers as they are. Noise that varies is no part of such a fit, and where it is all there is to learn, the
+    kernel of the mean would be flat: the heteroscedastic likelihood starts from a variational GP of its own.
     """
     if isinstance(model.likelihood, Gaussian):
         return shallow_start(model, data, key=key)[0]
+    if isinstance(model.likelihood, HeteroscedasticGaussian):
+        return _variational_start(model, data, key=key)
     likelihood, last = model.likelihood, model.layers[-1]
     x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
     targets = _as_numbers(likelihood, np.asarray(y))
@@ -76,11 +83,40 @@ def start_hyperparameters(model: DeepGP, data: AbstractSource, *, key: PRNGKeyAr
     stand_in = Layer(last.kernel, Zero(targets.shape[1]), last.z, targets.shape[1])
     simple = DeepGP((*model.layers[:-1], stand_in), Gaussian(0.1), model.skip_inputs)
     fitted, _ = shallow_start(cast(simple, jnp.float64), ArraySource(np.asarray(x), targets, observed), key=key)
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        offset = jnp.log(gaussian_noise(fitted, 1)[0])
-        likelihood = eqx.tree_at(lambda l: l.offset.raw, likelihood, jnp.broadcast_to(offset, likelihood.offset.shape))
     layer = Layer(fitted.layers[-1].kernel, last.mean, fitted.layers[-1].z, last.width, last.noise)
     return DeepGP((*model.layers[:-1], layer), likelihood, model.skip_inputs)
+
+
+def _variational_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DeepGP:
+    """The last layer and the likelihood of a one-layer variational GP on what the inner means make of a subset."""
+    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+    h = jnp.asarray(x, jnp.float64)
+    for level, layer in enumerate(model.layers):
+        seen = model.layer_input(level, jnp.asarray(x, jnp.float64), h)
+        h = layer.mean(seen)
+    source = ArraySource(np.asarray(seen), np.asarray(y), np.asarray(observed))
+    shallow = cast(DeepGP(model.layers[-1:], model.likelihood), jnp.float64)
+    method = DSVI(shallow_start=False)
+    phase = method.plan(source.num_data, _START_STEPS)[0]
+    state = method.enter(phase, method.init(shallow, source, key=key), source, key=key)
+    fitted = _descend(method, phase, state, source.everything(), key)
+    if not bool(all_finite(fitted)):
+        return model
+    layers = (*model.layers[:-1], *fitted.layers)
+    return DeepGP(layers, fitted.likelihood, model.skip_inputs, model.architecture)
+
+
+@eqx.filter_jit
+def _descend(method: DSVI, phase: Phase, state: DescentState, batch: Batch, key: PRNGKeyArray) -> DeepGP:
+    """The model after some steps of variational inference on one batch."""
+    dynamic, static = eqx.partition(state, eqx.is_array)
+
+    def step(dynamic: Any, key: PRNGKeyArray) -> tuple[Any, None]:
+        new = method.step(phase, eqx.combine(dynamic, static), batch, key=key)[0]
+        return eqx.partition(new, eqx.is_array)[0], None
+
+    last, _ = jax.lax.scan(step, dynamic, jax.random.split(key, _START_STEPS))
+    return eqx.combine(last, static).model
 
 
 def _as_numbers(likelihood: AbstractLikelihood, y: np.ndarray) -> np.ndarray:
