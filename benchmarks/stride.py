@@ -183,7 +183,7 @@ def samplers(args):
 def toy(args):
     """The noise is known, as in the paper's section 4.1, which fits a variance and a length scale alone.
 
-    Particles follow F_V (``target="bound"``). With the paper's evidence they wander off on some seeds: the SMSE of three
+    Particles follow F_V (``target="bound"``). With the paper's evidence they stray on some seeds: the SMSE with three
     layers at m = 20 is then 0.0095, 0.0117, 0.0098, 0.0098, 0.0099 instead of 0.0090, 0.0099, 0.0096, 0.0092, 0.0095
     (exact GP: 0.0096, 0.0099, 0.0098, 0.0099, 0.0096).
     """
