@@ -13,7 +13,7 @@ from fathomgp.errors import SettingError
 from fathomgp.inference._base import Phase
 from fathomgp.inference._descent import DescentState
 from fathomgp.inference._online import OnlineGP, empty, prior_at
-from fathomgp.inference.dsvi import DSVI, shallow_start
+from fathomgp.inference.dsvi import DSVI, inputs_at_means, shallow_start
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Gaussian, HeteroscedasticGaussian
 from fathomgp.means import Zero
 from fathomgp.model import DeepGP, Layer
@@ -90,10 +90,7 @@ def start_hyperparameters(model: DeepGP, data: AbstractSource, *, key: PRNGKeyAr
 def _variational_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DeepGP:
     """The last layer and the likelihood of a one-layer variational GP on what the inner means make of a subset."""
     x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
-    h = jnp.asarray(x, jnp.float64)
-    for level, layer in enumerate(model.layers):
-        seen = model.layer_input(level, jnp.asarray(x, jnp.float64), h)
-        h = layer.mean(seen)
+    seen = inputs_at_means(model, jnp.asarray(x, jnp.float64))
     source = ArraySource(np.asarray(seen), np.asarray(y), np.asarray(observed))
     shallow = cast(DeepGP(model.layers[-1:], model.likelihood), jnp.float64)
     method = DSVI(shallow_start=False)
@@ -101,7 +98,7 @@ def _variational_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray
     state = method.enter(phase, method.init(shallow, source, key=key), source, key=key)
     fitted = _descend(method, phase, state, source.everything(), key)
     if not bool(all_finite(fitted)):
-        return model
+        return model  # the hyperparameters that the user or the recipe chose
     layers = (*model.layers[:-1], *fitted.layers)
     return DeepGP(layers, fitted.likelihood, model.skip_inputs, model.architecture)
 

@@ -265,6 +265,14 @@ def initial_q(model: DeepGP, *, inner_root: float = 1.0) -> tuple[Whitened, ...]
     return tuple(start(level, layer) for level, layer in enumerate(model.layers))
 
 
+def inputs_at_means(model: DeepGP, x: Float[Array, "N D"]) -> Float[Array, "N F"]:
+    """What the last layer sees where every inner layer is at its mean."""
+    h = x
+    for level, layer in enumerate(model.layers[:-1]):
+        h = layer.mean(model.layer_input(level, x, h))
+    return model.layer_input(model.depth - 1, x, h)
+
+
 def shallow_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> tuple[DeepGP, Whitened]:
     """Fit the last layer alone, as a collapsed sparse GP on what the inner layers' means make of the inputs.
 
@@ -279,12 +287,9 @@ def shallow_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> 
 
 @eqx.filter_jit
 def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[DeepGP, Whitened]:
-    h = x
-    for level, layer in enumerate(model.layers[:-1]):
-        h = layer.mean(model.layer_input(level, x, h))
     count = len(x)
     batch = Batch(
-        x=model.layer_input(model.depth - 1, x, h),
+        x=inputs_at_means(model, x),
         y=y,
         observed=observed,
         weight=jnp.ones(count, x.dtype),
