@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.inference._online import OnlineGP, Projection, absorb, absorb_mixture, project
-from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.likelihoods import AbstractLikelihood, HeteroscedasticGaussian
 from fathomgp.linalg import inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer
 
@@ -18,6 +18,8 @@ from fathomgp.model import DeepGP, Layer
 _FARTHEST, _FARTHEST_INNER = 8.0, 3.0
 #: How far a moved particle goes: 0 stays, 1 forgets where it was.
 _MOVE = 0.5
+#: How often noise that varies is evaluated again where a guide has come to.
+_NOISE_ROUNDS = 2
 
 #: e of every inner layer, one particle a row.
 Noise = list[Float[Array, "S _"]]
@@ -83,21 +85,32 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
     """Where the datum will send the particles, to first order around e = 0.
 
     With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum there, the log
-    likelihood is about s^T J e + 1/2 e^T J^T r J e: a Gaussian with precision I - J^T r J.
+    likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J. Noise that varies is
+    taken as it is at e: with functions still far from the datum, its slope would call for more noise instead of better
+    functions. It is evaluated again where they have come to.
     """
     widths = [layer.width for layer in model.layers[:-1]]
-    zero = jnp.zeros(sum(widths), jnp.float64)
+    varying = isinstance(model.likelihood, HeteroscedasticGaussian)
+    is_function = jnp.arange(model.layers[-1].width) < datum.y.shape[1]
 
     def last_mean(e: Float[Array, " W"]) -> tuple[Float[Array, " Q"], Paths]:
         paths = follow(model, gps, datum, _split(e[None], widths))
         return paths.mean[0], paths
 
-    J, paths = jax.jacfwd(last_mean, has_aux=True)(zero)
-    slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
-    precision = jnp.eye(len(zero)) - (J.T * curvature) @ J
-    root = safe_cholesky(precision, jitter=0.0).lower
-    inverse = inverse_lower(root)
-    return Guide(inverse.T @ (inverse @ (J.T @ slope[0])), inverse, jnp.sum(jnp.log(jnp.diagonal(root))))
+    def improve(e: Float[Array, " W"]) -> Guide:
+        J, paths = jax.jacfwd(last_mean, has_aux=True)(e)
+        slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
+        if varying:
+            J = jnp.where(is_function[:, None], J, 0.0)
+        root = safe_cholesky(jnp.eye(len(e)) - (J.T * curvature) @ J, jitter=0.0).lower
+        inverse = inverse_lower(root)
+        centre = inverse.T @ (inverse @ (J.T @ (slope[0] - curvature[0] * (J @ e))))
+        return Guide(centre, inverse, jnp.sum(jnp.log(jnp.diagonal(root))))
+
+    answer = improve(jnp.zeros(sum(widths), jnp.float64))
+    for _ in range(_NOISE_ROUNDS if varying else 0):
+        answer = improve(answer.centre)
+    return answer
 
 
 def draw_guided(model: DeepGP, guide: Guide, size: int, key: PRNGKeyArray) -> tuple[Noise, Float[Array, " S"]]:

@@ -20,8 +20,9 @@ from fathomgp.means import AbstractMean, Linear, Zero, linear_map
 from fathomgp.model import DeepGP, Layer, kmeans_centres
 from fathomgp.parameters import positive, real
 
-#: Rounds in which missing outputs are filled in by the components found so far.
+#: Rounds in which missing outputs are filled in by the components found so far, and of fitting noise that varies.
 _FILLING_ROUNDS = 20
+_NOISE_ROUNDS = 30
 
 
 def dynamical_prior(
@@ -60,8 +61,12 @@ def dynamical_prior(
     first = _fitted_layer(x, scores, np.ones(scores.shape, bool), kernel, Zero(latent_dim), num_inducing, key)
     mean, last_key = Linear(jnp.asarray(components)), jax.random.fold_in(key, 1)
     last = _fitted_layer(scores, y, observed, decoder, mean, num_inducing, last_key)
-    model = _joined(first, last, components, y - scores @ components, observed)
-    return with_heteroscedastic_noise(model) if heteroscedastic else model
+    residuals = y - scores @ components
+    model = _joined(first, last, components, residuals, observed)
+    if not heteroscedastic:
+        return model
+    slopes, levels = log_linear_noise(scores, residuals, observed)
+    return with_heteroscedastic_noise(model, slopes=slopes, levels=levels)
 
 
 def _joined(
@@ -105,8 +110,20 @@ def reconstruction(
     return DeepGP((first, last.layers[0]), last.likelihood)
 
 
-def with_heteroscedastic_noise(model: DeepGP) -> DeepGP:
-    """The model with noise that varies around the fitted one: its last layer gets a log noise an output."""
+def with_heteroscedastic_noise(
+    model: DeepGP,
+    *,
+    slopes: Float[np.ndarray, "K P"] | None = None,
+    levels: Float[np.ndarray, " P"] | None = None,
+) -> DeepGP:
+    """The model with noise that varies: its last layer gets a log noise an output.
+
+    Args:
+        model: a deep GP with Gaussian noise.
+        slopes: mean of the log noises, a linear function of the last layer's inputs; flat by default. It needs a last
+            layer whose mean is linear.
+        levels: the log noises that they vary around; the fitted one by default.
+    """
     last, likelihood = model.layers[-1], model.likelihood
     if not isinstance(likelihood, Gaussian):
         raise SettingError(
@@ -115,10 +132,36 @@ def with_heteroscedastic_noise(model: DeepGP) -> DeepGP:
     mean: AbstractMean = Zero(2 * last.width)
     if isinstance(last.mean, Linear):
         weights = last.mean.weights.value
-        mean = Linear(jnp.concatenate([weights, jnp.zeros_like(weights)], axis=1))
+        flat = jnp.zeros_like(weights)
+        mean = Linear(jnp.concatenate([weights, flat if slopes is None else jnp.asarray(slopes)], axis=1))
     layer = Layer(last.kernel, mean, last.z, 2 * last.width, last.noise)
-    offset = jnp.log(jnp.broadcast_to(likelihood.variance.value, (last.width,)))
+    fitted = jnp.log(jnp.broadcast_to(likelihood.variance.value, (last.width,)))
+    offset = fitted if levels is None else jnp.asarray(levels)
     return DeepGP((*model.layers[:-1], layer), HeteroscedasticGaussian(offset), model.skip_inputs)
+
+
+def log_linear_noise(
+    scores: Float[np.ndarray, "N K"], residuals: Float[np.ndarray, "N P"], observed: Bool[np.ndarray, "N P"]
+) -> tuple[Float[np.ndarray, "K P"], Float[np.ndarray, " P"]]:
+    r"""Noise that grows or falls with the scores: slopes b and levels o of ``log s2 = o + scores b``, for each output.
+
+    Fisher scoring for residuals r with r ~ N(0, s2), which is least squares for the working response
+    log s2 + r^2/s2 - 1, with a prior N(0, I/K) of the slopes. K scores that were computed from a row's
+    P outputs leave P - K of its numbers free, so that the noise is larger than the residuals by P / (P - K).
+    """
+    design = np.concatenate([scores, np.ones((len(scores), 1))], axis=1)
+    count, outputs = scores.shape[1], residuals.shape[1]
+    prior = np.diag([2.0 * count] * count + [0.0])  # a working response has variance 2
+    coefficients = np.zeros((count + 1, outputs))
+    square = np.where(observed, residuals, 0.0) ** 2
+    coefficients[-1] = np.log(np.maximum(square.sum(axis=0) / np.maximum(observed.sum(axis=0), 1), 1e-12))
+    for _ in range(_NOISE_ROUNDS):
+        log_noise = design @ coefficients
+        response = log_noise + np.minimum(square / np.exp(log_noise), 20.0) - 1.0
+        for p in range(outputs):
+            seen = design[observed[:, p]]
+            coefficients[:, p] = np.linalg.solve(seen.T @ seen + prior, seen.T @ response[observed[:, p], p])
+    return coefficients[:-1], coefficients[-1] + np.log(outputs / max(outputs - count, 1))
 
 
 def principal_components(

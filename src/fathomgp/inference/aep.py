@@ -45,7 +45,7 @@ from fathomgp.inference.dsvi import (
 )
 from fathomgp.kernels.expectations import block_rows
 from fathomgp.likelihoods import AbstractLikelihood, Gaussian
-from fathomgp.linalg import check_factor, inverse_lower, logdet_lower, safe_cholesky
+from fathomgp.linalg import check_factor, inverse_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Whitened
 from fathomgp.parameters import all_finite, partition
 
@@ -231,11 +231,11 @@ def remove_share(q: tuple[Whitened, ...], share: Float[Array, ""]) -> tuple[tupl
     mean = jnp.concatenate([layer.mean for layer in q], axis=1).T[:, :, None]
     eye = jnp.eye(root.shape[1], dtype=root.dtype)[None]
     excess = share * (jnp.swapaxes(root, 1, 2) @ root - eye)
-    lower = safe_cholesky(eye + excess, jitter=0.0).lower
-    cavity_root = root @ jnp.swapaxes(inverse_lower(lower), 1, 2)
+    inverse = inverse_factor(eye + excess)
+    cavity_root = root @ jnp.swapaxes(inverse, 1, 2)
     projected = jnp.swapaxes(cavity_root, 1, 2) @ mean
     cavity_mean = (mean - share * (cavity_root @ projected))[:, :, 0].T
-    spread = jnp.trace(excess, axis1=1, axis2=2) - logdet_lower(lower)
+    spread = jnp.trace(excess, axis1=1, axis2=2) + logdet_lower(inverse)
     divergence = 0.5 * (jnp.sum(spread) / share + share * jnp.sum(projected**2))
     ends = [sum(layer.mean.shape[1] for layer in q[: level + 1]) for level in range(len(q))]
     cavities = (

@@ -137,7 +137,7 @@ def psi2_sum(
 
 
 def block_rows(kernel: AbstractKernel, z: Float[Array, "M D"]) -> int:
-    """Rows whose psi2 fits into a block."""
+    """Rows whose psi2 fits into a block; half as many again are not worth a second one."""
     M, D = z.shape
     per_row = M * (M + 1) // 2 if _closed_parts(kernel) is not None else M * len(_points(D)[0])
     return max(8, _BLOCK_NUMBERS // per_row)
@@ -377,28 +377,30 @@ def _numerical_sum(
 def _map_rows(function: Callable[..., Array], block: int, *arrays: Array) -> Array:
     """``function`` over blocks of rows, recomputed for gradients; the last block is padded."""
     count = len(arrays[0])
-    if count <= block:
+    blocks = max(1, round(count / block))
+    if blocks == 1:
         return function(*arrays)
-    answers = jax.lax.map(jax.checkpoint(lambda parts: function(*parts)), tuple(_split(a, block) for a in arrays))
+    answers = jax.lax.map(jax.checkpoint(lambda parts: function(*parts)), tuple(_split(a, blocks) for a in arrays))
     return answers.reshape(-1, *answers.shape[2:])[:count]
 
 
 def _sum_rows(function: Callable[..., Array], block: int, *arrays: Array) -> Array:
     """The sum of ``function`` over blocks of rows; the last array holds weights, which padding lacks."""
-    if len(arrays[0]) <= block:
+    count = max(1, round(len(arrays[0]) / block))
+    if count == 1:
         return function(*arrays)
 
     @jax.checkpoint
     def add(total: Array, parts: Any) -> tuple[Array, None]:
         return total + function(*parts), None
 
-    blocks = (*(_split(array, block) for array in arrays[:-1]), _split(arrays[-1], block, fill=0.0))
+    blocks = (*(_split(array, count) for array in arrays[:-1]), _split(arrays[-1], count, fill=0.0))
     shape = jax.eval_shape(function, *(part[0] for part in blocks))
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), blocks)[0]
 
 
-def _split(array: Array, block: int, *, fill: float = 1.0) -> Array:
+def _split(array: Array, blocks: int, *, fill: float = 1.0) -> Array:
     """Blocks of rows; padding is ``fill`` times the last row, as a covariance of zeros might have no factor."""
-    blocks = -(-len(array) // block)
+    block = -(-len(array) // blocks)
     padded = jnp.concatenate([array, fill * jnp.repeat(array[-1:], blocks * block - len(array), axis=0)])
     return padded.reshape(blocks, block, *array.shape[1:])

@@ -13,14 +13,22 @@ from jaxtyping import Array, Float
 
 @jax.custom_jvp
 def product(A: Float[Array, "*batch N M"], B: Float[Array, "*batch M P"]) -> Float[Array, "*batch N P"]:
-    """``A B``, with a pull-back that is as fast as the product itself; worth its name when A or B is large."""
+    """``A B``, with a pull-back that is as fast as the product itself; worth its name when A or B is large.
+
+    The pull-back of G to B, ``A^T G``, transposes the smaller of its two factors.
+    """
     return A @ B
 
 
 @product.defjvp
 def _product_jvp(primals, tangents):
     (A, B), (dA, dB) = primals, tangents
-    return product(A, B), dA @ B + multiply_from_left(A, dB)
+    narrow, wide = B.shape[-1], A.shape[-1]
+    if narrow < wide:
+        by_B = transpose(jnp.einsum("...pm,...nm->...pn", transpose(dB), A))  # pulled back as (G^T A)^T
+    else:
+        by_B = jnp.einsum("...mn,...mp->...np", _stored_transpose(A), dB)  # as A^T G, with A^T stored
+    return product(A, B), dA @ B + by_B
 
 
 def transposed_product(A: Float[Array, "*batch M N"], B: Float[Array, "*batch M P"]) -> Float[Array, "*batch N P"]:
