@@ -85,9 +85,9 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
     """Where the datum will send the particles, to first order around e = 0.
 
     With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum there, the log
-    likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J. Noise that varies is
-    taken as it is at e: with functions still far from the datum, its slope would call for more noise instead of better
-    functions. It is evaluated again where they have come to.
+    likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J. Noise that varies
+    is taken as it is at e: with functions still far from the datum, its slope would call for more noise instead of
+    better functions. It is evaluated again where they have come to.
     """
     widths = [layer.width for layer in model.layers[:-1]]
     varying = isinstance(model.likelihood, HeteroscedasticGaussian)
