@@ -292,3 +292,16 @@ def test_an_informed_q_is_the_same_gaussian_in_both_forms(data, rng, key):
         assert float(ours) == pytest.approx(float(theirs), rel=1e-8)
         for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
             assert np.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_narrow_layer_starts_with_the_inputs_that_matter(rng, key):
+    """Principal components would keep the two inputs that say the same, and drop the one that y depends on."""
+    x = rng.normal(size=(120, 3))
+    x[:, 1] = x[:, 0] + 0.1 * x[:, 1]
+    y = np.sin(2.0 * x[:, 2:]) + 0.05 * rng.normal(size=(120, 1))
+    model = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=15, hidden_dim=1)
+    fitted, _ = dsvi.shallow_start(model, ArraySource(x, y), key=key)
+    before, after = (np.abs(np.asarray(m.layers[0].mean.weights.value[:, 0])) for m in (model, fitted))
+    assert before[2] < 0.3 * before[0]
+    assert after[2] > 10.0 * after[:2].max()
+    assert float(fitted.likelihood.variance.value) < 0.02

@@ -46,6 +46,7 @@ from fathomgp.inference._streaming import (
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
+from fathomgp.means import AbstractMean
 from fathomgp.model import (
     Conditional,
     DeepGP,
@@ -276,8 +277,9 @@ def inputs_at_means(model: DeepGP, x: Float[Array, "N D"]) -> Float[Array, "N F"
 def shallow_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> tuple[DeepGP, Whitened]:
     """Fit the last layer alone, as a collapsed sparse GP on what the inner layers' means make of the inputs.
 
-    Returns the model with that last layer and noise, and the layer's optimal q: the deep model then starts from the
-    shallow one's solution instead of having to find it again.
+    Where an inner layer is narrower than the inputs, its mean decides which of them the model sees at all: if it is
+    learned, it is fitted too. Returns the model with that last layer and noise, and the layer's optimal q: the deep
+    model then starts from the shallow one's solution instead of having to find it again.
     """
     subset = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
     dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
@@ -296,15 +298,33 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[
         index=jnp.arange(count, dtype=jnp.int32),
         num_data=jnp.asarray(float(count), x.dtype),
     )
-    shallow = DeepGP(model.layers[-1:], model.likelihood)
+    means = tuple(layer.mean for layer in model.layers[:-1])
+    narrow = any(layer.width < x.shape[1] for layer in model.layers[:-1])
+    if not (narrow and jax.tree.leaves(partition(means)[0])):
+        means = ()
 
-    def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        value, jitter = collapsed_elbo_and_jitter(model, batch, shared=False)
+    def seen(means: tuple[AbstractMean, ...]) -> Batch:
+        """What the last layer learns from."""
+        if not means:
+            return batch
+        return eqx.tree_at(lambda batch: batch.x, batch, inputs_at_means(_with_means(model, means), x))
+
+    def objective(parts: tuple[tuple[AbstractMean, ...], DeepGP]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        value, jitter = collapsed_elbo_and_jitter(parts[1], seen(parts[0]), shared=False)
         return -value / batch.num_data, jitter
 
-    fitted = lbfgs_minimise(objective, shallow, max_steps=_START_STEPS, tolerance=1e-5)
-    layers = (*model.layers[:-1], *fitted.layers)
-    return DeepGP(layers, fitted.likelihood, model.skip_inputs, model.architecture), optimal_q(fitted, batch)
+    start = (means, DeepGP(model.layers[-1:], model.likelihood))
+    means, fitted = lbfgs_minimise(objective, start, max_steps=_START_STEPS, tolerance=1e-5)
+    inner = _with_means(model, means).layers[:-1]
+    deep = DeepGP((*inner, *fitted.layers), fitted.likelihood, model.skip_inputs, model.architecture)
+    return deep, optimal_q(fitted, seen(means))
+
+
+def _with_means(model: DeepGP, means: tuple[AbstractMean, ...]) -> DeepGP:
+    """The model with these means in its inner layers; with its own if there are none."""
+    return (
+        eqx.tree_at(lambda m: [layer.mean for layer in m.layers[: len(means)]], model, list(means)) if means else model
+    )
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
