@@ -387,8 +387,11 @@ def sweeps(out: pathlib.Path, seeds: int = 2) -> None:
 
 @experiment
 @double_precision
-def frey(out: pathlib.Path, episodes: int = 3, width: int = 20) -> None:
-    """Figures 8 and 9: faces from noisy faces. The noise has standard deviation 0.1."""
+def frey(out: pathlib.Path, episodes: int = 3, width: int = 5) -> None:
+    """Figures 8 and 9: faces from noisy faces. The noise has standard deviation 0.1.
+
+    Five inner functions: with 20 the principal components alone leave an error of 0.0524, and episodes add nothing.
+    """
     import matplotlib.pyplot as plt
 
     clean = np.asarray(load_dataset("frey").X, float) / 255.0
