@@ -13,6 +13,7 @@ from fathomgp.bench._multimodal import open_multimodal_results as open_multimoda
 from fathomgp.bench._multimodal import save_multimodal_figure as save_multimodal_figure
 from fathomgp.bench._multimodal import toy_row as toy_row
 from fathomgp.bench._published import Score as Score
+from fathomgp.bench._published import published_classifiers as published_classifiers
 from fathomgp.bench._published import published_scores as published_scores
 from fathomgp.bench._results import ResultFile as ResultFile
 from fathomgp.bench._summary import average_ranks as average_ranks

@@ -9,8 +9,13 @@ DSVI_TABLES = {"loglik": "dsvi_salimbeni_2017_table7.csv", "rmse": "dsvi_salimbe
 test log-likelihood) and Table 8 (RMSE), over 20 splits."""
 
 
+AEP_TABLES = ("aep_bui_2016_supplement_table1.csv", "aep_bui_2016_supplement_table2.csv")
+"""Bui et al. (2016, supplement), Tables 1 and 2: mean test log-likelihood of classifiers of two and of several classes,
+whose spreads are taken as standard errors."""
+
+
 class Score(NamedTuple):
-    """A mean over splits with its standard error, and the number of splits behind it."""
+    """A mean over splits with its standard error, and the number of splits behind it (0 where a paper does not say)."""
 
     mean: float
     error: float
@@ -27,7 +32,21 @@ def published_scores(metric: str) -> dict[tuple[str, str], Score]:
         >>> str(published_scores("loglik")["boston", "DGP 2"])
         '-2.47 ± 0.05'
     """
+    return _read(DSVI_TABLES[metric], splits=20)
+
+
+def published_classifiers() -> dict[tuple[str, str], Score]:
+    """(dataset, method) to the printed log-likelihood of approximate EP's classifiers.
+
+    Example:
+        >>> str(published_classifiers()["pima", "DGP D-2-1"])
+        '-0.40 ± 0.02'
+    """
+    return {key: score for table in AEP_TABLES for key, score in _read(table, splits=0).items()}
+
+
+def _read(table: str, *, splits: int) -> dict[tuple[str, str], Score]:
     folder = importlib.resources.files("fathomgp.bench") / "published"
-    with (folder / DSVI_TABLES[metric]).open(encoding="utf-8") as file:
+    with (folder / table).open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["value"]]
-    return {(row["dataset"], row["method"]): Score(float(row["value"]), float(row["stderr"]), 20) for row in rows}
+    return {(row["dataset"], row["method"]): Score(float(row["value"]), float(row["stderr"]), splits) for row in rows}
