@@ -26,7 +26,7 @@ from fathomgp.inference._particles import (
     site,
     systematic_resample,
 )
-from fathomgp.inference._sequential_recipes import principal_components
+from fathomgp.inference._sequential_recipes import log_linear_noise, principal_components
 from fathomgp.inference._sequential_start import start_layers
 from fathomgp.inference.exact import condition, log_evidence
 from fathomgp.inference.sequential import SequentialState, predictive_density
@@ -465,3 +465,28 @@ def test_noise_that_varies_is_found_where_there_is_nothing_else_to_find(rng, key
     _, variance = fitted.model.likelihood.predict_moments(mixture.means[0], mixture.variances[0])
     quiet, loud = np.sqrt(np.asarray(variance)[:, 0])
     assert loud > 4.0 * quiet
+
+
+def test_noise_that_grows_with_the_scores_is_found(rng):
+    scores = rng.normal(size=(3000, 2))
+    slopes, levels = np.array([[0.8, 0.0, -0.4], [0.0, 0.5, 0.3]]), np.array([-2.0, -1.0, 0.5])
+    residuals = np.exp(0.5 * (scores @ slopes + levels)) * rng.normal(size=(3000, 3))
+    observed = rng.uniform(size=residuals.shape) < 0.8
+    found, around = log_linear_noise(scores, np.where(observed, residuals, np.nan), observed)
+    # Three numbers a row of which two became scores: one is left to show the noise.
+    assert np.allclose(found, slopes, atol=0.2)
+    assert np.allclose(around - np.log(3.0), levels, atol=0.2)
+
+
+def test_the_guide_finds_the_datum_whatever_the_noise_does(rng):
+    """One score, twenty outputs whose noise grows with it: particles must go to the outputs, not to more noise."""
+    weights = jnp.concatenate([jnp.asarray(rng.normal(size=(1, 20))), jnp.full((1, 20), 1.0)], axis=1)
+    z = real(jnp.zeros((2, 1)))
+    first = Layer(RBF(1.0, 1.0), Zero(1), z, 1)
+    last = Layer(RBF(1.0, 1e-6), Linear(weights), z, 40)
+    model = DeepGP((first, last), HeteroscedasticGaussian(jnp.full(20, -5.0)))
+    gps = start_layers(model, shared=False)
+    for h in (-1.5, 1.5):
+        y = h * weights[:, :20] + np.exp(0.5 * (h - 5.0)) * rng.normal(size=(1, 20))
+        found = guide(model, gps, Datum(jnp.zeros((1, 1)), y, jnp.ones(y.shape, bool)))
+        assert abs(float(found.centre[0]) - h) < 6.0 * float(found.inverse_root[0, 0])

@@ -10,8 +10,8 @@ test log-likelihood) and Table 8 (RMSE), over 20 splits."""
 
 
 AEP_TABLE = "aep_bui_2016_supplement_table1.csv"
-"""Bui et al. (2016, supplement), Table 1: mean test log-likelihood of classifiers of two classes, whose spreads are taken
-as standard errors. Table 2, of several classes, is illegible in our source."""
+"""Bui et al. (2016, supplement), Table 1: mean test log-likelihood of classifiers of two classes, whose spreads are
+taken as standard errors. Table 2, of several classes, is illegible in our source."""
 
 
 class Score(NamedTuple):

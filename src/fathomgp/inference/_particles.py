@@ -87,7 +87,7 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
     With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum there, the log
     likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J. Noise that varies
     is taken as it is at e: with functions still far from the datum, its slope would call for more noise instead of
-    better functions. It is evaluated again where they have come to.
+    better functions. It is evaluated again where they have come to, and distance alone does not make an outlier.
     """
     widths = [layer.width for layer in model.layers[:-1]]
     varying = isinstance(model.likelihood, HeteroscedasticGaussian)
@@ -99,7 +99,7 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
 
     def improve(e: Float[Array, " W"]) -> Guide:
         J, paths = jax.jacfwd(last_mean, has_aux=True)(e)
-        slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
+        slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum, cut_outliers=not varying)
         if varying:
             J = jnp.where(is_function[:, None], J, 0.0)
         root = safe_cholesky(jnp.eye(len(e)) - (J.T * curvature) @ J, jitter=0.0).lower
@@ -177,7 +177,12 @@ def _update_last(
 
 
 def site(
-    likelihood: AbstractLikelihood, mean: Float[Array, "S Q"], variance: Float[Array, "S Q"], datum: Datum
+    likelihood: AbstractLikelihood,
+    mean: Float[Array, "S Q"],
+    variance: Float[Array, "S Q"],
+    datum: Datum,
+    *,
+    cut_outliers: bool = True,
 ) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
     """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
 
@@ -192,6 +197,8 @@ def site(
 
     slope, by_variance = jax.grad(log_z, (0, 1))(mean, variance)
     curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)
+    if not cut_outliers:
+        return slope, curvature
     cut = _FARTHEST * jnp.sqrt(-curvature)
     return jnp.where(curvature < 0.0, jnp.clip(slope, -cut, cut), slope), curvature
 
