@@ -1,6 +1,6 @@
 """The experiments of Wang et al. (2016, supplement), run again: ``python benchmarks/sequential.py NAME [--out DIR]``.
 
-Names: small, motorcycle, jura, parkinsons, flat, missing, sweeps, frey, mnist. Each prints what was measured and
+Names: motorcycle, jura, parkinsons, flat, missing, sweeps, frey, mnist. Each prints what was measured and
 writes it, with its pictures, to the directory; what was published stands in its docstring. The paper's MNLP is -2 times
 the mean log density of an output, and so is the one printed here. Training times include compilation.
 """
@@ -56,32 +56,6 @@ def summary(rows: list[dict[str, Any]], by: list[str]) -> str:
 
 
 # --- supervised -------------------------------------------------------------------------------------------------------
-
-
-@experiment
-def small(
-    out: pathlib.Path,
-    splits: int = 2,
-    sets: str = "boston,concrete,energy,yacht,wine_red",
-    methods: str = "exact,sequential",
-) -> None:
-    """A default fit beside the exact GP, in nats of mean test log density."""
-    rows = []
-    for name in sets.split(","):
-        data = load_dataset(name)
-        for split in range(splits):
-            test = data.test_idx[split]
-            train = np.setdiff1d(np.arange(len(data.X)), test)
-            for method in methods.split(","):
-                model = DeepGPRegressor(method, random_state=split, verbose=False)
-                model.fit(data.X[train], data.Y[train, 0])
-                density = float(model.log_density(data.X[test], data.Y[test, 0]).mean())
-                row = {"data": name, "split": split, "method": method, "log_density": density}
-                rows.append(row | scores(model, data.X[test], data.Y[test, 0]) | {"seconds": model.fit_seconds_})
-                report(rows, out, "small")
-    wide = pd.DataFrame(rows).pivot_table(index="data", columns="method", values="log_density")
-    if methods == "exact,sequential":
-        print((wide["exact"] - wide["sequential"]).rename("exact minus sequential, nats"))
 
 
 def motorcycle_data() -> tuple[np.ndarray, np.ndarray]:

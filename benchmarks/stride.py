@@ -6,7 +6,6 @@
     python benchmarks/stride.py table --folds 3    cross-validation on energy, concrete, boston (figures 4 and 5)
     python benchmarks/stride.py toy                the one-dimensional example (figure 3)
     python benchmarks/stride.py fashion            Fashion-MNIST labels as numbers, 30 principal components (table 1)
-    python benchmarks/stride.py small              default fits on ordinary small sets, beside the exact GP
 
 Results go to ``results/stride_*.csv``; rows that are there are not run again. The paper's kernels are isotropic;
 ``--ard`` gives every input its own length scale, for sparse GP regression and STRIDE alike. The published VAE features
@@ -265,36 +264,6 @@ def fashion(args):
                 print(row, flush=True)
 
 
-def small(args):
-    """Default fits beside the exact GP: the promise is 0.2 nats at most."""
-    columns = ("dataset", "method", "split")
-    file = ResultFile(RESULTS / "stride_small.csv", (*columns, *SCORES, "seconds", "predict_seconds"), columns)
-    for name in args.datasets.split(","):
-        X, y = small_set(name)
-        for split in range(args.splits):
-            train, test = random_split(len(X), 0.2, seed=split)
-            for method in ("exact", "stride"):
-                key = {"dataset": name, "method": method, "split": split}
-                make = lambda method=method, split=split: DeepGPRegressor(  # noqa: E731
-                    method, random_state=split, verbose=False
-                )
-                run(file, key, make, X, y, train, test)
-
-
-def small_set(name):
-    if name == "diabetes":
-        from sklearn.datasets import load_diabetes
-
-        return load_diabetes(return_X_y=True)
-    if name.startswith("friedman"):
-        from sklearn import datasets
-
-        return getattr(datasets, f"make_{name}")(400, noise=1.0, random_state=0)
-    data = load_dataset(name)
-    rows = np.random.default_rng(0).permutation(len(data.X))[:1500]
-    return data.X[rows].astype(float), data.Y[rows, 0].astype(float)
-
-
 def principal_components(images, count):
     images = images - images.mean(axis=0)
     _, vectors = np.linalg.eigh(images.T @ images)
@@ -335,7 +304,6 @@ def main():
         },
         toy: {"seeds": 5, "m": "10,20,30,40,50", "depths": "2,3,4,5"},
         fashion: {"splits": 2, "m": "25,50,75,100,125", "rows": 0},
-        small: {"datasets": "yacht,diabetes,friedman1,friedman2,wine_red", "splits": 2},
     }.items():
         command = commands.add_parser(function.__name__, help=function.__doc__)
         command.set_defaults(run=function)
