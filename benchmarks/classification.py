@@ -7,8 +7,8 @@ of ``fit``, compilation included.
     python benchmarks/classification.py [--datasets pima,sonar] [--splits 0,1] [--methods dsvi,aep]
 
 Rows already in the file are not run again. The last lines say what holds: a mean test log-likelihood of at least the
-peer's less 0.02 nats on every set, for DSVI against scikit-learn and for AEP against DSVI, whose published figures (Bui
-et al. 2016, Table 1, inner width 2; Table 2, of several classes, is illegible in our source) stand beside.
+peer's less 0.02 nats on every set, for DSVI against scikit-learn and for AEP against DSVI. AEP's published figures
+stand beside (Bui et al. 2016, Table 1, inner width 2; Table 2, of several classes, is illegible in our source).
 """
 
 import argparse

@@ -11,7 +11,7 @@ import pytest
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.fitting import fit_model
-from fathomgp.inference import Sequential, dynamical_prior, with_heteroscedastic_noise
+from fathomgp.inference import Sequential, _particles, dynamical_prior, with_heteroscedastic_noise
 from fathomgp.inference._online import absorb, absorb_mixture, conditionals, empty, forget, project, refresh
 from fathomgp.inference._particles import (
     Datum,
@@ -468,25 +468,42 @@ def test_noise_that_varies_is_found_where_there_is_nothing_else_to_find(rng, key
 
 
 def test_noise_that_grows_with_the_scores_is_found(rng):
-    scores = rng.normal(size=(3000, 2))
-    slopes, levels = np.array([[0.8, 0.0, -0.4], [0.0, 0.5, 0.3]]), np.array([-2.0, -1.0, 0.5])
-    residuals = np.exp(0.5 * (scores @ slopes + levels)) * rng.normal(size=(3000, 3))
+    """Also where scores took a share of the noise along, or all of it, and where nothing was observed."""
+    scores, components = rng.normal(size=(3000, 2)), np.zeros((2, 4))
+    components[1, 0], components[0, 3] = 1.0, 0.0
+    components[0, :3] = (0.0, 0.6, 0.8)
+    slopes, levels = np.array([[0.0, 0.8, -0.4], [0.0, 0.0, 0.3]]), np.array([0.0, -2.0, -1.0])
+    left = np.array([0.0, 0.64, 0.36])
+    residuals = np.sqrt(left) * np.exp(0.5 * (scores @ slopes + levels)) * rng.normal(size=(3000, 3))
+    residuals = np.concatenate([residuals, np.full((3000, 1), np.nan)], axis=1)
     observed = rng.uniform(size=residuals.shape) < 0.8
-    found, around = log_linear_noise(scores, np.where(observed, residuals, np.nan), observed)
-    # Three numbers a row of which two became scores: one is left to show the noise.
-    assert np.allclose(found, slopes, atol=0.2)
-    assert np.allclose(around - np.log(3.0), levels, atol=0.2)
+    observed[:, 3] = False
+    found, around = log_linear_noise(scores, components, np.where(observed, residuals, np.nan), observed, noise=0.5)
+    assert np.allclose(found[:, 1:3], slopes[:, 1:], atol=0.25)
+    assert np.allclose(around[1:3], levels[1:], atol=0.25)
+    assert np.allclose(around[[0, 3]], np.log(0.5))
+    assert np.allclose(found[:, [0, 3]], 0.0)
 
 
-def test_the_guide_finds_the_datum_whatever_the_noise_does(rng):
+@pytest.mark.parametrize(("function", "log_noise"), [(1e-6, 1e-6), (1e-3, 0.1), (1e-2, 0.3)])
+def test_the_guide_finds_the_datum_whatever_the_noise_does(rng, monkeypatch, function, log_noise):
     """One score, twenty outputs whose noise grows with it: particles must go to the outputs, not to more noise."""
     weights = jnp.concatenate([jnp.asarray(rng.normal(size=(1, 20))), jnp.full((1, 20), 1.0)], axis=1)
     z = real(jnp.zeros((2, 1)))
     first = Layer(RBF(1.0, 1.0), Zero(1), z, 1)
-    last = Layer(RBF(1.0, 1e-6), Linear(weights), z, 40)
+    last = Layer(RBF(1.0, 1.0), Linear(weights), z, 40)
     model = DeepGP((first, last), HeteroscedasticGaussian(jnp.full(20, -5.0)))
     gps = start_layers(model, shared=False)
+    variance = jnp.concatenate([jnp.full((1, 20), function), jnp.full((1, 20), log_noise)], axis=1)
+    plain = _particles.project_layer
+
+    def with_variance(model, gps, level, x, h):
+        at = plain(model, gps, level, x, h)
+        return at if level == 0 else eqx.tree_at(lambda at: at.variance, at, jnp.repeat(variance, len(h), axis=0))
+
+    monkeypatch.setattr(_particles, "project_layer", with_variance)
     for h in (-1.5, 1.5):
-        y = h * weights[:, :20] + np.exp(0.5 * (h - 5.0)) * rng.normal(size=(1, 20))
+        spread = np.sqrt(function + np.exp(h - 5.0))
+        y = h * weights[:, :20] + spread * rng.normal(size=(1, 20))
         found = guide(model, gps, Datum(jnp.zeros((1, 1)), y, jnp.ones(y.shape, bool)))
         assert abs(float(found.centre[0]) - h) < 6.0 * float(found.inverse_root[0, 0])

@@ -18,8 +18,8 @@ from fathomgp.model import DeepGP, Layer
 _FARTHEST, _FARTHEST_INNER = 8.0, 3.0
 #: How far a moved particle goes: 0 stays, 1 forgets where it was.
 _MOVE = 0.5
-#: How often noise that varies is evaluated again where a guide has come to.
-_NOISE_ROUNDS = 2
+#: How often a guide is taken again where noise varies.
+_GUIDE_ROUNDS = 2
 
 #: e of every inner layer, one particle a row.
 Noise = list[Float[Array, "S _"]]
@@ -52,7 +52,13 @@ class Paths(eqx.Module):
 
 
 class Guide(eqx.Module):
-    """A Gaussian N(centre, (precision_root precision_root^T)^-1) for the noise of all inner layers, side by side."""
+    """A Gaussian N(centre, R^T R) for the noise of all inner layers, side by side.
+
+    Attributes:
+        centre: its mean.
+        inverse_root: R, the inverse of the precision's lower root.
+        log_root: half the log determinant of the precision.
+    """
 
     centre: Float[Array, " W"]
     inverse_root: Float[Array, "W W"]
@@ -82,34 +88,31 @@ def follow(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum, noise: Noise)
 
 
 def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
-    """Where the datum will send the particles, to first order around e = 0.
+    """Where the datum will send the particles, to first order.
 
-    With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum there, the log
-    likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J. Noise that varies
-    is taken as it is at e: with functions still far from the datum, its slope would call for more noise instead of
-    better functions. It is evaluated again where they have come to, and distance alone does not make an outlier.
+    With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum, the log
+    likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J, taken around e = 0.
+    Under noise that varies it is taken again around where the functions have come to, as the noise is another there.
     """
     widths = [layer.width for layer in model.layers[:-1]]
     varying = isinstance(model.likelihood, HeteroscedasticGaussian)
-    is_function = jnp.arange(model.layers[-1].width) < datum.y.shape[1]
 
     def last_mean(e: Float[Array, " W"]) -> tuple[Float[Array, " Q"], Paths]:
         paths = follow(model, gps, datum, _split(e[None], widths))
         return paths.mean[0], paths
 
-    def improve(e: Float[Array, " W"]) -> Guide:
+    def around(e: Float[Array, " W"]) -> Guide:
         J, paths = jax.jacfwd(last_mean, has_aux=True)(e)
-        slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum, cut_outliers=not varying)
-        if varying:
-            J = jnp.where(is_function[:, None], J, 0.0)
+        at = (model.likelihood, paths.mean, paths.variance, datum)
+        slope, curvature = site_at_noise(*at) if varying else site(*at)
         root = safe_cholesky(jnp.eye(len(e)) - (J.T * curvature) @ J, jitter=0.0).lower
         inverse = inverse_lower(root)
         centre = inverse.T @ (inverse @ (J.T @ (slope[0] - curvature[0] * (J @ e))))
         return Guide(centre, inverse, jnp.sum(jnp.log(jnp.diagonal(root))))
 
-    answer = improve(jnp.zeros(sum(widths), jnp.float64))
-    for _ in range(_NOISE_ROUNDS if varying else 0):
-        answer = improve(answer.centre)
+    answer = around(jnp.zeros(sum(widths), jnp.float64))
+    for _ in range(_GUIDE_ROUNDS if varying else 0):
+        answer = around(answer.centre)
     return answer
 
 
@@ -181,8 +184,6 @@ def site(
     mean: Float[Array, "S Q"],
     variance: Float[Array, "S Q"],
     datum: Datum,
-    *,
-    cut_outliers: bool = True,
 ) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
     """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
 
@@ -197,10 +198,23 @@ def site(
 
     slope, by_variance = jax.grad(log_z, (0, 1))(mean, variance)
     curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)
-    if not cut_outliers:
-        return slope, curvature
     cut = _FARTHEST * jnp.sqrt(-curvature)
     return jnp.where(curvature < 0.0, jnp.clip(slope, -cut, cut), slope), curvature
+
+
+def site_at_noise(
+    likelihood: AbstractLikelihood, mean: Float[Array, "S Q"], variance: Float[Array, "S Q"], datum: Datum
+) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
+    """Slope and curvature in the functions alone, given the noise that is expected.
+
+    With functions still far from the datum the true slopes would call for more noise instead of better functions, and
+    a datum in the tail of all noise that is possible has no curvature.
+    """
+    function, total = likelihood.predict_moments(mean, variance)
+    precision = jnp.where(datum.observed, 1.0 / total, 0.0)
+    nothing = jnp.zeros_like(precision)
+    slope = jnp.concatenate([precision * (datum.y - function), nothing], axis=1)
+    return slope, jnp.concatenate([-precision, nothing], axis=1)
 
 
 def change_of_noise(

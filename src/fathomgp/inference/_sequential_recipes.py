@@ -20,8 +20,9 @@ from fathomgp.means import AbstractMean, Linear, Zero, linear_map
 from fathomgp.model import DeepGP, Layer, kmeans_centres
 from fathomgp.parameters import positive, real
 
-#: Rounds in which missing outputs are filled in by the components found so far, and of fitting noise that varies.
+#: Rounds in which missing outputs are filled in by the components found so far.
 _FILLING_ROUNDS = 20
+#: Rounds of Fisher scoring for noise that varies.
 _NOISE_ROUNDS = 30
 
 
@@ -65,7 +66,8 @@ def dynamical_prior(
     model = _joined(first, last, components, residuals, observed)
     if not heteroscedastic:
         return model
-    slopes, levels = log_linear_noise(scores, residuals, observed)
+    noise = gaussian_noise(model, 1)[0]
+    slopes, levels = log_linear_noise(scores, components, residuals, observed, noise=float(noise))
     return with_heteroscedastic_noise(model, slopes=slopes, levels=levels)
 
 
@@ -132,36 +134,49 @@ def with_heteroscedastic_noise(
     mean: AbstractMean = Zero(2 * last.width)
     if isinstance(last.mean, Linear):
         weights = last.mean.weights.value
-        flat = jnp.zeros_like(weights)
-        mean = Linear(jnp.concatenate([weights, flat if slopes is None else jnp.asarray(slopes)], axis=1))
+        flat = jnp.zeros_like(weights) if slopes is None else jnp.asarray(slopes, weights.dtype)
+        mean = Linear(jnp.concatenate([weights, flat], axis=1))
+    elif slopes is not None:
+        raise SettingError(f"slopes need a last layer with a linear mean, but it has a {type(last.mean).__name__}.")
     layer = Layer(last.kernel, mean, last.z, 2 * last.width, last.noise)
     fitted = jnp.log(jnp.broadcast_to(likelihood.variance.value, (last.width,)))
-    offset = fitted if levels is None else jnp.asarray(levels)
-    return DeepGP((*model.layers[:-1], layer), HeteroscedasticGaussian(offset), model.skip_inputs)
+    offset = fitted if levels is None else jnp.asarray(levels, fitted.dtype)
+    return DeepGP((*model.layers[:-1], layer), HeteroscedasticGaussian(offset), model.skip_inputs, model.architecture)
 
 
 def log_linear_noise(
-    scores: Float[np.ndarray, "N K"], residuals: Float[np.ndarray, "N P"], observed: Bool[np.ndarray, "N P"]
+    scores: Float[np.ndarray, "N K"],
+    components: Float[np.ndarray, "K P"],
+    residuals: Float[np.ndarray, "N P"],
+    observed: Bool[np.ndarray, "N P"],
+    *,
+    noise: float,
 ) -> tuple[Float[np.ndarray, "K P"], Float[np.ndarray, " P"]]:
     r"""Noise that grows or falls with the scores: slopes b and levels o of ``log s2 = o + scores b``, for each output.
 
-    Fisher scoring for residuals r with r ~ N(0, s2), which is least squares for the working response
-    log s2 + r^2/s2 - 1, with a prior N(0, I/K) of the slopes. K scores that were computed from a row's
-    P outputs leave P - K of its numbers free, so that the noise is larger than the residuals by P / (P - K).
+    Fisher scoring for residuals r ~ N(0, s2): least squares for the working response log s2 + r^2/s2 - 1, of which the
+    middle part is cut at 20. Scores that were computed from the outputs take a share of their noise along,
+    :math:`h_p = \sum_k V_{kp}^2` with V the directions of the components: residuals show 1 - h of it, and count as so
+    many rows. Slopes have the prior N(0, I/K), levels one that is worth ten rows of ``noise``: an output that is a
+    component of its own, or was never observed, has that noise.
     """
+    count, outputs = components.shape
     design = np.concatenate([scores, np.ones((len(scores), 1))], axis=1)
-    count, outputs = scores.shape[1], residuals.shape[1]
-    prior = np.diag([2.0 * count] * count + [0.0])  # a working response has variance 2
-    coefficients = np.zeros((count + 1, outputs))
-    square = np.where(observed, residuals, 0.0) ** 2
-    coefficients[-1] = np.log(np.maximum(square.sum(axis=0) / np.maximum(observed.sum(axis=0), 1), 1e-12))
+    directions = components / np.maximum(np.linalg.norm(components, axis=1, keepdims=True), 1e-12)
+    left = np.clip(1.0 - np.sum(directions**2, axis=0), 0.0, 1.0)
+    square = np.where(observed, residuals, 0.0) ** 2 / np.maximum(left, 1e-2)
+    prior = np.diag([2.0 * count] * count + [10.0])  # a working response has variance 2
+    start = np.array([0.0] * count + [np.log(noise)])
+    coefficients = np.tile(start[:, None], (1, outputs))
     for _ in range(_NOISE_ROUNDS):
         log_noise = design @ coefficients
         response = log_noise + np.minimum(square / np.exp(log_noise), 20.0) - 1.0
         for p in range(outputs):
             seen = design[observed[:, p]]
-            coefficients[:, p] = np.linalg.solve(seen.T @ seen + prior, seen.T @ response[observed[:, p], p])
-    return coefficients[:-1], coefficients[-1] + np.log(outputs / max(outputs - count, 1))
+            precision = left[p] * seen.T @ seen + prior
+            shift = left[p] * seen.T @ response[observed[:, p], p] + prior @ start
+            coefficients[:, p] = np.linalg.solve(precision, shift)
+    return coefficients[:-1], coefficients[-1]
 
 
 def principal_components(

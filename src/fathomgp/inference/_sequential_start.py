@@ -84,7 +84,7 @@ def start_hyperparameters(model: DeepGP, data: AbstractSource, *, key: PRNGKeyAr
     simple = DeepGP((*model.layers[:-1], stand_in), Gaussian(0.1), model.skip_inputs)
     fitted, _ = shallow_start(cast(simple, jnp.float64), ArraySource(np.asarray(x), targets, observed), key=key)
     layer = Layer(fitted.layers[-1].kernel, last.mean, fitted.layers[-1].z, last.width, last.noise)
-    return DeepGP((*model.layers[:-1], layer), likelihood, model.skip_inputs)
+    return DeepGP((*fitted.layers[:-1], layer), likelihood, model.skip_inputs, model.architecture)
 
 
 def _variational_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DeepGP:

@@ -168,7 +168,7 @@ class Decoupled(AbstractDescent):
             if self.parameterisation == "lifted":
                 model, points[-1], nu[-1] = _lifted_start(model, points[-1], data, key=key)
             else:
-                model, last = shallow_start(model, data, key=key)
+                model, last = shallow_start(model, data, key=key, fit_means=False)
                 base = (*base[:-1], last)
         return model, tuple(DecoupledQ(*parts) for parts in zip(base, points, nu, strict=True))
 
@@ -249,7 +249,7 @@ def _lifted_start(
     """The shallow start on the mean's points: kernel, noise, where the points end, and the mean's weights."""
     last = model.layers[-1]
     wide = dataclasses.replace(model, layers=(*model.layers[:-1], dataclasses.replace(last, z=real(points))))
-    fitted, optimal = shallow_start(wide, data, key=key)
+    fitted, optimal = shallow_start(wide, data, key=key, fit_means=False)
     z = fitted.layers[-1].z
     assert z is not None
     layers = (*fitted.layers[:-1], dataclasses.replace(fitted.layers[-1], z=last.z))

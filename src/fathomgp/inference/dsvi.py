@@ -21,6 +21,7 @@ cotangents: memory does not grow with the batch.
 
 import dataclasses
 import functools
+import math
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -48,6 +49,7 @@ from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
 from fathomgp.means import AbstractMean
 from fathomgp.model import (
+    Composition,
     Conditional,
     DeepGP,
     Informed,
@@ -57,7 +59,7 @@ from fathomgp.model import (
     condition_on_informed,
     prepare_all,
 )
-from fathomgp.parameters import all_finite, cast, partition
+from fathomgp.parameters import all_finite, cast, partition, real
 
 #: q(v) of a layer.
 Q = Whitened | Informed
@@ -65,6 +67,8 @@ Q = Whitened | Informed
 #: Rows and L-BFGS steps of the shallow start, at the most.
 _START_ROWS = 2000
 _START_STEPS = 300
+#: Rows that each weight of a narrow layer's mean needs, to be fitted with it.
+_ROWS_A_WEIGHT = 10
 
 
 class DSVIInfo(AbstractInfo):
@@ -274,7 +278,9 @@ def inputs_at_means(model: DeepGP, x: Float[Array, "N D"]) -> Float[Array, "N F"
     return model.layer_input(model.depth - 1, x, h)
 
 
-def shallow_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> tuple[DeepGP, Whitened]:
+def shallow_start(
+    model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray, fit_means: bool = True
+) -> tuple[DeepGP, Whitened]:
     """Fit the last layer alone, as a collapsed sparse GP on what the inner layers' means make of the inputs.
 
     Where an inner layer is narrower than the inputs, its mean decides which of them the model sees at all: if it is
@@ -284,11 +290,11 @@ def shallow_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> 
     subset = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
     dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
     x, y, observed = (jnp.asarray(part) for part in subset)
-    return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed)
+    return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed, fit_means)
 
 
 @eqx.filter_jit
-def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[DeepGP, Whitened]:
+def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array, fit_means: bool) -> tuple[DeepGP, Whitened]:
     count = len(x)
     batch = Batch(
         x=inputs_at_means(model, x),
@@ -298,10 +304,6 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[
         index=jnp.arange(count, dtype=jnp.int32),
         num_data=jnp.asarray(float(count), x.dtype),
     )
-    means = tuple(layer.mean for layer in model.layers[:-1])
-    narrow = any(layer.width < x.shape[1] for layer in model.layers[:-1])
-    if not (narrow and jax.tree.leaves(partition(means)[0])):
-        means = ()
 
     def seen(means: tuple[AbstractMean, ...]) -> Batch:
         """What the last layer learns from."""
@@ -313,18 +315,38 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array) -> tuple[
         value, jitter = collapsed_elbo_and_jitter(parts[1], seen(parts[0]), shared=False)
         return -value / batch.num_data, jitter
 
-    start = (means, DeepGP(model.layers[-1:], model.likelihood))
+    start = (_narrow_means(model, x) if fit_means else (), DeepGP(model.layers[-1:], model.likelihood))
     means, fitted = lbfgs_minimise(objective, start, max_steps=_START_STEPS, tolerance=1e-5)
-    inner = _with_means(model, means).layers[:-1]
+    inner = _place_inducing(_with_means(model, means), x).layers[:-1] if means else model.layers[:-1]
     deep = DeepGP((*inner, *fitted.layers), fitted.likelihood, model.skip_inputs, model.architecture)
     return deep, optimal_q(fitted, seen(means))
 
 
+def _narrow_means(model: DeepGP, x: Float[Array, "N D"]) -> tuple[AbstractMean, ...]:
+    """The inner layers' means, if they lose inputs, are learned, and there are rows enough to fit them."""
+    means = tuple(layer.mean for layer in model.layers[:-1])
+    weights = sum(leaf.size for leaf in jax.tree.leaves(partition(means)[0]))
+    passed_on = model.skip_inputs or not isinstance(model.architecture, Composition)
+    loses = not passed_on and any(layer.width < x.shape[1] for layer in model.layers[:-1])
+    return means if loses and 0 < weights * _ROWS_A_WEIGHT <= len(x) else ()
+
+
 def _with_means(model: DeepGP, means: tuple[AbstractMean, ...]) -> DeepGP:
-    """The model with these means in its inner layers; with its own if there are none."""
-    return (
-        eqx.tree_at(lambda m: [layer.mean for layer in m.layers[: len(means)]], model, list(means)) if means else model
-    )
+    """The model with these means in its inner layers."""
+    return eqx.tree_at(lambda m: [layer.mean for layer in m.layers[:-1]], model, list(means))
+
+
+def _place_inducing(model: DeepGP, x: Float[Array, "N D"]) -> DeepGP:
+    """Inducing inputs of the layers between the first and the last, at what the means make of some rows."""
+    h = x
+    for level in range(1, model.depth - 1):
+        h = model.layers[level - 1].mean(h)
+        z = model.layers[level].z
+        assert z is not None
+        shape = z.shape
+        rows = h[jnp.arange(math.prod(shape[:-1])) % len(h)].reshape(shape)
+        model = eqx.tree_at(lambda m, level=level: m.layers[level].z, model, real(rows))
+    return model
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------

@@ -375,7 +375,7 @@ def _numerical_sum(
 
 
 def _map_rows(function: Callable[..., Array], block: int, *arrays: Array) -> Array:
-    """``function`` over blocks of rows, recomputed for gradients; the last block is padded."""
+    """``function`` over blocks of rows, recomputed for gradients; the last ones are padded."""
     count = len(arrays[0])
     blocks = max(1, round(count / block))
     if blocks == 1:

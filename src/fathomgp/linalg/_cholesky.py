@@ -169,7 +169,7 @@ def safe_inverse_factor(K: Float[Array, "*batch M M"]) -> tuple[Float[Array, "*b
 
 
 def inverse_factor(K: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
-    """``L^-1`` without jitter or report, for matrices that cannot be singular (``I`` and something more)."""
+    """``L^-1`` without jitter or report, for matrices that cannot be singular (near ``I``, or above it)."""
     lower = lax.linalg.cholesky(lax.stop_gradient(K), symmetrize_input=False)
     return _differentiable_inverse(K, inverse_lower(lower))
 

@@ -23,8 +23,7 @@ def product(A: Float[Array, "*batch N M"], B: Float[Array, "*batch M P"]) -> Flo
 @product.defjvp
 def _product_jvp(primals, tangents):
     (A, B), (dA, dB) = primals, tangents
-    narrow, wide = B.shape[-1], A.shape[-1]
-    if narrow < wide:
+    if B.shape[-1] < A.shape[-1]:
         by_B = transpose(jnp.einsum("...pm,...nm->...pn", transpose(dB), A))  # pulled back as (G^T A)^T
     else:
         by_B = jnp.einsum("...mn,...mp->...np", _stored_transpose(A), dB)  # as A^T G, with A^T stored
