@@ -18,8 +18,10 @@ from fathomgp.model import DeepGP, Layer
 _FARTHEST, _FARTHEST_INNER = 8.0, 3.0
 #: How far a moved particle goes: 0 stays, 1 forgets where it was.
 _MOVE = 0.5
-#: How often a guide is taken again where noise varies.
-_GUIDE_ROUNDS = 2
+#: How often a guide is taken again where noise varies, and whether the noise is judged too.
+_GUIDE_ROUNDS = (False, True, True)
+#: Bounds of a log noise's slope in a guide: half a unit down is all there is.
+_NOISE_SLOPE = (-0.5, 5.0)
 
 #: e of every inner layer, one particle a row.
 Noise = list[Float[Array, "S _"]]
@@ -92,7 +94,8 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
 
     With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum, the log
     likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J, taken around e = 0.
-    Under noise that varies it is taken again around where the functions have come to, as the noise is another there.
+    Under noise that varies it is taken again around where the functions have come to, as the noise is another there;
+    what the noise itself says counts only then.
     """
     widths = [layer.width for layer in model.layers[:-1]]
     varying = isinstance(model.likelihood, HeteroscedasticGaussian)
@@ -101,18 +104,18 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
         paths = follow(model, gps, datum, _split(e[None], widths))
         return paths.mean[0], paths
 
-    def around(e: Float[Array, " W"]) -> Guide:
+    def around(e: Float[Array, " W"], *, judge_noise: bool = False) -> Guide:
         J, paths = jax.jacfwd(last_mean, has_aux=True)(e)
         at = (model.likelihood, paths.mean, paths.variance, datum)
-        slope, curvature = site_at_noise(*at) if varying else site(*at)
+        slope, curvature = expected_site(*at, judge_noise=judge_noise) if varying else site(*at)
         root = safe_cholesky(jnp.eye(len(e)) - (J.T * curvature) @ J, jitter=0.0).lower
         inverse = inverse_lower(root)
         centre = inverse.T @ (inverse @ (J.T @ (slope[0] - curvature[0] * (J @ e))))
         return Guide(centre, inverse, jnp.sum(jnp.log(jnp.diagonal(root))))
 
     answer = around(jnp.zeros(sum(widths), jnp.float64))
-    for _ in range(_GUIDE_ROUNDS if varying else 0):
-        answer = around(answer.centre)
+    for judge_noise in _GUIDE_ROUNDS if varying else ():
+        answer = around(answer.centre, judge_noise=judge_noise)
     return answer
 
 
@@ -202,19 +205,27 @@ def site(
     return jnp.where(curvature < 0.0, jnp.clip(slope, -cut, cut), slope), curvature
 
 
-def site_at_noise(
-    likelihood: AbstractLikelihood, mean: Float[Array, "S Q"], variance: Float[Array, "S Q"], datum: Datum
+def expected_site(
+    likelihood: AbstractLikelihood,
+    mean: Float[Array, "S Q"],
+    variance: Float[Array, "S Q"],
+    datum: Datum,
+    *,
+    judge_noise: bool,
 ) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
-    """Slope and curvature in the functions alone, given the noise that is expected.
+    """Slope and expected curvature of a normal density with the noise that is expected, at first in functions alone.
 
-    With functions still far from the datum the true slopes would call for more noise instead of better functions, and
-    a datum in the tail of all noise that is possible has no curvature.
+    With functions still far from the datum the slopes of log Z would call for more noise instead of better functions,
+    and a datum in the tail of all noise that is possible has no curvature there.
     """
     function, total = likelihood.predict_moments(mean, variance)
     precision = jnp.where(datum.observed, 1.0 / total, 0.0)
-    nothing = jnp.zeros_like(precision)
-    slope = jnp.concatenate([precision * (datum.y - function), nothing], axis=1)
-    return slope, jnp.concatenate([-precision, nothing], axis=1)
+    misfit = datum.y - function
+    noisy = 1.0 - variance[:, : misfit.shape[1]] * precision if judge_noise else jnp.zeros_like(precision)
+    noisy = jnp.where(datum.observed, noisy, 0.0)
+    by_noise = jnp.clip(0.5 * noisy * (misfit**2 * precision - 1.0), *_NOISE_SLOPE)
+    slope = jnp.concatenate([precision * misfit, by_noise], axis=1)
+    return slope, -jnp.concatenate([precision, 0.5 * noisy**2], axis=1)
 
 
 def change_of_noise(
