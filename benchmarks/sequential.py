@@ -322,14 +322,14 @@ def missing(
 
 @experiment
 def sweeps(out: pathlib.Path, seeds: int = 2) -> None:
-    """Figures 1 to 4 on google_flu_us: depth, width, particles and budget, one at a time."""
+    """Figures 1 to 4 on google_flu_us: depth, width, particles and budget, one at a time, around those of ``missing``."""
     import matplotlib.pyplot as plt
 
     data = load_dataset("google_flu_us")
     y = np.asarray(data.Y, float)
     x, y = np.arange(len(y), dtype=float)[:, None], (y - y.mean(axis=0)) / (y.max(axis=0) - y.min(axis=0))
-    usual = {"depth": 2, "width": 5, "particles": 100, "budget": 100}
-    values = {"depth": (1, 2, 3), "width": (2, 5, 10), "particles": (20, 100, 300), "budget": (30, 100, 200)}
+    usual = {"depth": 2, "width": 20, "particles": 100, "budget": 100, "decoder": "linear"}
+    values = {"depth": (1, 2, 3), "width": (5, 10, 20), "particles": (20, 100, 300), "budget": (30, 100, 200)}
     rows = []
     for name, options in values.items():
         for value in options:
