@@ -322,7 +322,7 @@ def missing(
 
 @experiment
 def sweeps(out: pathlib.Path, seeds: int = 2) -> None:
-    """Figures 1 to 4 on google_flu_us: depth, width, particles and budget, one at a time, around those of ``missing``."""
+    """Figures 1 to 4 on google_flu_us: depth, width, particles and budget, one at a time, around those of missing."""
     import matplotlib.pyplot as plt
 
     data = load_dataset("google_flu_us")
