@@ -176,7 +176,9 @@ class Answer:
                 mixture = self.posterior.predict_f(inputs, key=key)
             else:
                 values = jnp.asarray(self.y_scaler.transform(np.nan_to_num(known)))
-                mixture = self.posterior.fill_in(inputs, values, jnp.asarray(~np.isnan(known)), key=key)
+                mixture = self.posterior.fill_in(
+                    inputs, values, jnp.asarray(~np.isnan(known)), key=key, num_particles=1000
+                )
         return Predictive(mixture, self.posterior.likelihood, self.y_scaler.shift, self.y_scaler.scale, squeeze=False)
 
 

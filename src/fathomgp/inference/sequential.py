@@ -326,12 +326,15 @@ class SequentialPosterior(AbstractPosterior):
         observed: Bool[Array, "N P"],
         *,
         key: PRNGKeyArray,
+        num_particles: int | None = None,
     ) -> Mixture:
         """The latent functions at rows of which some outputs are known: what these say about the others.
 
         The particles of a row are weighted by its own observed outputs and resampled, so components weigh the same.
+        There are as many as in learning unless ``num_particles`` says otherwise: log densities want more of them where
+        the noise is small beside what is uncertain, as a mixture of few narrow components has gaps.
         """
-        size = self.algorithm.num_particles if self.model.depth > 1 else 1
+        size = (num_particles or self.algorithm.num_particles) if self.model.depth > 1 else 1
         return _fill_in(self.state, (x, y, observed), size, key)
 
     def learn(
