@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.inference._online import OnlineGP, Projection, absorb, absorb_mixture, project
-from fathomgp.likelihoods import AbstractLikelihood, HeteroscedasticGaussian
+from fathomgp.likelihoods import AbstractLikelihood, Gaussian, HeteroscedasticGaussian
 from fathomgp.linalg import inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer
 
@@ -95,10 +95,12 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
     With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum, the log
     likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J, taken around e = 0.
     Under noise that varies it is taken again around where the functions have come to, as the noise is another there;
-    what the noise itself says counts only then.
+    what the noise itself says counts only then. Slopes are those of the density, however far out the datum: with many
+    outputs and wide inner layers that alone makes no outlier, and a guide that stops short leaves few particles.
     """
     widths = [layer.width for layer in model.layers[:-1]]
     varying = isinstance(model.likelihood, HeteroscedasticGaussian)
+    gaussian = isinstance(model.likelihood, Gaussian)
 
     def last_mean(e: Float[Array, " W"]) -> tuple[Float[Array, " Q"], Paths]:
         paths = follow(model, gps, datum, _split(e[None], widths))
@@ -107,7 +109,7 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
     def around(e: Float[Array, " W"], *, judge_noise: bool = False) -> Guide:
         J, paths = jax.jacfwd(last_mean, has_aux=True)(e)
         at = (model.likelihood, paths.mean, paths.variance, datum)
-        slope, curvature = expected_site(*at, judge_noise=judge_noise) if varying else site(*at)
+        slope, curvature = expected_site(*at, judge_noise=judge_noise) if varying else site(*at, cut=not gaussian)
         root = safe_cholesky(jnp.eye(len(e)) - (J.T * curvature) @ J, jitter=0.0).lower
         inverse = inverse_lower(root)
         centre = inverse.T @ (inverse @ (J.T @ (slope[0] - curvature[0] * (J @ e))))
@@ -187,12 +189,15 @@ def site(
     mean: Float[Array, "S Q"],
     variance: Float[Array, "S Q"],
     datum: Datum,
+    *,
+    cut: bool = True,
 ) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
     """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
 
     The second derivative follows from the first ones: ``d2/dm2 log Z = 2 d/dv log Z - (d/dm log Z)^2``. Where a
     likelihood is not log-concave it may be positive; it is then taken as 0: data never make a function less certain.
-    The slope of an outlier is cut; under Gaussian noise ``slope / sqrt(-curvature)`` is the standardised residual.
+    The slope of an outlier is cut unless ``cut`` is false; under Gaussian noise ``slope / sqrt(-curvature)`` is the
+    standardised residual.
     """
     y = jnp.broadcast_to(datum.y, (len(mean), datum.y.shape[1]))
 
@@ -201,8 +206,10 @@ def site(
 
     slope, by_variance = jax.grad(log_z, (0, 1))(mean, variance)
     curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)
-    cut = _FARTHEST * jnp.sqrt(-curvature)
-    return jnp.where(curvature < 0.0, jnp.clip(slope, -cut, cut), slope), curvature
+    if not cut:
+        return slope, curvature
+    limit = _FARTHEST * jnp.sqrt(-curvature)
+    return jnp.where(curvature < 0.0, jnp.clip(slope, -limit, limit), slope), curvature
 
 
 def expected_site(
