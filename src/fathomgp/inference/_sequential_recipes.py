@@ -134,8 +134,8 @@ def with_heteroscedastic_noise(
     mean: AbstractMean = Zero(2 * last.width)
     if isinstance(last.mean, Linear):
         weights = last.mean.weights.value
-        flat = jnp.zeros_like(weights) if slopes is None else jnp.asarray(slopes, weights.dtype)
-        mean = Linear(jnp.concatenate([weights, flat], axis=1))
+        trend = jnp.zeros_like(weights) if slopes is None else jnp.asarray(slopes, weights.dtype)
+        mean = Linear(jnp.concatenate([weights, trend], axis=1))
     elif slopes is not None:
         raise SettingError(f"slopes need a last layer with a linear mean, but it has a {type(last.mean).__name__}.")
     layer = Layer(last.kernel, mean, last.z, 2 * last.width, last.noise)
