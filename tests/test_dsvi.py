@@ -85,6 +85,21 @@ def test_one_natural_step_of_size_one_is_the_exact_gp(data, rng, key):
     assert np.allclose(ours.variances, theirs.variances, atol=1e-5)
 
 
+def test_natural_steps_survive_likelihoods_that_are_not_log_concave(rng, key):
+    """At the prior, robust-max gains from variance: H is negative, and 1 - gamma + gamma (1 + H) too."""
+    x = rng.normal(size=(200, 2))
+    batch = ArraySource(x, (x[:, :1] > 0.0).astype(float)).everything()
+    model = build_model(x, RobustMax(2), 1, depth=1, num_inducing=20)
+    q = initial_q(model)
+    before = float(elbo(model, q, batch, key=key))
+    for _ in range(20):
+        _, (_, gradient) = streamed_loss(model, q, batch, key=key, num_samples=1)
+        last, ok = natural_step(q[-1], gradient[-1], jnp.asarray(0.1))
+        assert bool(ok)
+        q = (last,)
+    assert float(elbo(model, q, batch, key=key)) > before + 300.0
+
+
 def test_streamed_gradients_equal_plain_ones(data, rng, key, monkeypatch):
     x, y = data
     batch = ArraySource(x, y).everything()

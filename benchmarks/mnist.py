@@ -1,0 +1,148 @@
+"""MNIST, all 60,000 images (pixels / 255), robust-max, 100 inducing points: test accuracy of DSVI and SGHMC.
+
+    python benchmarks/mnist.py --method dsvi --depth 1
+    python benchmarks/mnist.py --method sghmc --depth 2
+
+An interrupted run goes on where it stopped: started again with the same settings, it finds its checkpoint beside its
+results. Every few minutes, and at the end, a row goes to ``results/mnist.csv``; its seconds are those of learning.
+
+Kernels start with one lengthscale for all pixels, a fraction of the typical size of an image, at which k(x, x') of two
+images is neither 0 nor 1. Published, with 100 inducing points: SGP 97.48 %, DGP 2 98.06 %, DGP 3 98.11 % (Salimbeni and
+Deisenroth 2017).
+"""
+
+import argparse
+import pathlib
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fathomgp.bench import ResultFile
+from fathomgp.data import ArraySource, load_dataset
+from fathomgp.fitting import Checkpointing, fit_model
+from fathomgp.inference import DSVI, SGHMC
+from fathomgp.likelihoods import RobustMax
+from fathomgp.model import Recipe, build_model
+from fathomgp.precision import double_precision
+from fathomgp.predictive import Predictive
+
+KEY = ("run", "phase", "step")
+COLUMNS = (*KEY, "steps", "seconds", "objective", "accuracy", "log_likelihood")
+#: Images a block of predictions.
+_BLOCK = 500
+
+
+def images():
+    """Training and test images and labels."""
+    data = load_dataset("mnist")
+    X, labels = np.asarray(data.X, np.float32) / np.float32(255.0), np.asarray(data.Y[:, :1], np.float32)
+    test = np.asarray(data.test_idx[0])
+    train = np.setdiff1d(np.arange(len(X)), test)
+    return X[train], labels[train], X[test], labels[test, 0].astype(int)
+
+
+def method(arguments):
+    """The algorithm, as asked."""
+    if arguments.method == "dsvi":
+        return DSVI(
+            steps=arguments.steps,
+            batch_size=arguments.batch_size,
+            learning_rate=arguments.learning_rate,
+            natural=arguments.natural,
+            test_samples=20,
+        )
+    return SGHMC(
+        burn_in=arguments.steps,
+        sampling=arguments.steps // 2,
+        draws=50,
+        batch_size=arguments.batch_size,
+        learning_rate=arguments.learning_rate,
+    )
+
+
+class Watcher:
+    """A callback that writes down the test accuracy every so many seconds, and at the end of a phase."""
+
+    def __init__(self, results, run, X, labels, every):
+        self.results, self.run, self.X, self.labels, self.every = results, run, X, labels, every
+        mine = [row for row in results.rows if row["run"] == run]
+        self.before = max((float(row["seconds"]) for row in mine), default=0.0)
+        self.last, self.scoring = 0.0, 0.0
+
+    def __call__(self, event):
+        learning = event["seconds"] - self.scoring
+        if learning - self.last < self.every and event["step"] < event["steps"]:
+            return
+        key = {"run": self.run, "phase": event["phase"], "step": event["step"]}
+        if self.results.find(key) is not None:
+            return
+        began, self.last = time.monotonic(), learning
+        accuracy, log_likelihood = score(event["posterior"](), self.X, self.labels)
+        figures = {"accuracy": round(accuracy, 4), "log_likelihood": round(log_likelihood, 4)}
+        figures |= {"steps": event["steps"], "seconds": round(self.before + learning), "objective": event["objective"]}
+        self.results.append(key | figures)
+        print(key | figures, flush=True)
+        self.scoring += time.monotonic() - began
+
+
+def score(posterior, X, labels):
+    """Accuracy and mean log-likelihood of the test images."""
+    parts = np.array_split(X.astype(float), len(X) // _BLOCK)
+    chances = np.concatenate([probabilities(posterior, jnp.asarray(part)) for part in parts])
+    own = chances[np.arange(len(labels)), labels]
+    return float(np.mean(chances.argmax(axis=1) == labels)), float(np.mean(np.log(own)))
+
+
+def probabilities(posterior, x):
+    """p(y | x) of every class."""
+    mixture = predict(posterior, x, jax.random.key(1))
+    return Predictive(mixture, posterior.likelihood, np.zeros(1), np.ones(1)).probabilities()
+
+
+@eqx.filter_jit
+def predict(posterior, x, key):
+    return posterior.predict_f(x, key=key)
+
+
+@double_precision
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--method", choices=("dsvi", "sghmc"), default="dsvi")
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10_000, help="of DSVI, or of SGHMC's burn-in")
+    parser.add_argument("--batch-size", type=int, default=1000)
+    parser.add_argument("--hidden-dim", type=int, default=30)
+    parser.add_argument("--lengthscale", type=float, default=7.0)
+    parser.add_argument("--learning-rate", type=float, default=0.01)
+    parser.add_argument("--natural", type=float, default=0.1, help="step size of natural gradients; 0: Adam")
+    parser.add_argument("--every", type=float, default=120.0, help="seconds between two rows")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/mnist.csv"))
+    arguments = parser.parse_args()
+    names = ("method", "depth", "steps", "batch_size", "hidden_dim", "lengthscale", "learning_rate", "natural")
+    run = "-".join(str(getattr(arguments, name)) for name in names)
+    X, labels, X_test, test_labels = images()
+    some = np.random.default_rng(0).permutation(len(X))[:10_000]
+    recipe = Recipe(lengthscale=arguments.lengthscale, inner_variance=0.1)
+    width = {"hidden_dim": arguments.hidden_dim} if arguments.depth > 1 else {}
+    model = build_model(
+        X[some].astype(float), RobustMax(10), 1, recipe=recipe, depth=arguments.depth, num_inducing=100, **width
+    )
+    results = ResultFile(arguments.out, COLUMNS, KEY)
+    fit_model(
+        method(arguments),
+        model,
+        ArraySource(X, labels, dtype=np.float32),
+        key=jax.random.key(0),
+        callbacks=[Watcher(results, run, X_test, test_labels, arguments.every)],
+        checkpointing=Checkpointing(arguments.out.with_name(f"mnist-{run}"), every_seconds=120.0),
+        verbose=False,
+    )
+    best = [row for row in results.rows if row["run"] == run][-1]
+    print(f"{run}: {100 * float(best['accuracy']):.2f} % of 10,000 test images after {best['seconds']} s of learning.")
+
+
+if __name__ == "__main__":
+    main()
