@@ -73,6 +73,7 @@ class Watcher:
         self.last, self.scoring = 0.0, 0.0
 
     def __call__(self, event):
+        """Score now and then; a row that an earlier run wrote is not scored again."""
         learning = event["seconds"] - self.scoring
         if learning - self.last < self.every and event["step"] < event["steps"]:
             return
