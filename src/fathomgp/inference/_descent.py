@@ -42,6 +42,7 @@ class AbstractDescent(AbstractInference):
         steps: how many, when the user does not say.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
+        natural: step size of natural gradients on the last layer's q.
         objective: what the steps descend, for progress and history.
     """
 
@@ -49,6 +50,7 @@ class AbstractDescent(AbstractInference):
     steps: eqx.AbstractVar[int]
     batch_size: eqx.AbstractVar[int]
     learning_rate: eqx.AbstractVar[float]
+    natural: eqx.AbstractVar[float]
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase of ``max_iter`` steps."""
@@ -80,13 +82,15 @@ class AbstractDescent(AbstractInference):
         return optax.adam(self.learning_rate)
 
     def _check(self, *counts: str) -> None:
-        """Refuse counts below 1 (the named fields', and the common ones) and a learning rate of 0 or less."""
+        """Refuse counts below 1 (the named fields', and the common ones) and step sizes out of their range."""
         for name in ("steps", "batch_size", *counts):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {value}.")
         if self.learning_rate <= 0.0:
             raise SettingError(f"learning_rate must be positive, but it is {self.learning_rate}.")
+        if not 0.0 <= self.natural <= 1.0:
+            raise SettingError(f"natural is a step size between 0 and 1, but it is {self.natural}.")
 
 
 def descend(

@@ -41,6 +41,7 @@ from fathomgp.inference.dsvi import (
     condition_all,
     initial_q,
     kl_divergence,
+    natural_step,
     shallow_start,
 )
 from fathomgp.kernels.expectations import block_rows
@@ -88,6 +89,9 @@ class AEP(AbstractDescent):
         test_samples: 1 predicts by one deterministic pass; more predict by so many sample paths.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only).
         inner_root: standard deviation of the inner layers' q at the start, in units of the prior's.
+        natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too. After a shallow
+            start, which has found that q, it is not used. For labels Adam alone had not found it when its steps
+            ended, and the kernels fitted what it missed (sonar's split 5: -0.96 nats instead of -0.60).
     """
 
     objective: ClassVar[str] = "energy"
@@ -99,6 +103,7 @@ class AEP(AbstractDescent):
     test_samples: int = eqx.field(static=True, default=1)
     shallow_start: bool = eqx.field(static=True, default=True)
     inner_root: float = eqx.field(static=True, default=0.01)
+    natural: float = eqx.field(static=True, default=0.1)
 
     def __check_init__(self):
         if not 0.0 < self.alpha <= 1.0:
@@ -113,7 +118,7 @@ class AEP(AbstractDescent):
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
         q = initial_q(model, inner_root=self.inner_root)
-        if self.shallow_start and isinstance(model.likelihood, Gaussian):
+        if self._starts_shallow(model):
             model, last = shallow_start(model, data, key=key)
             q = (*q[:-1], last)
         return self._start(model, q)
@@ -127,11 +132,13 @@ class AEP(AbstractDescent):
         )
         model_gradient, q_gradient = gradient
         kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
-        new = self._descend(
-            state, model_gradient, lower_roots(jax.tree.map(jnp.add, q_gradient, kl_gradient)), decay=True
-        )
+        q_gradient = jax.tree.map(jnp.add, q_gradient, kl_gradient)
+        new, fine = self._descend(state, model_gradient, lower_roots(q_gradient), decay=True), jnp.asarray(True)
+        if self.natural > 0.0 and not self._starts_shallow(state.model):
+            last, fine = natural_step(state.q[-1], q_gradient[-1], self.natural * state.caution)
+            new = eqx.tree_at(lambda s: s.q[-1], new, last)
         objective = (value + kl) / batch.num_data
-        ok = jnp.isfinite(objective) & all_finite((new.model, new.q))
+        ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, AEPInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data, clamped)
 
     def posterior(self, state: DescentState, data: AbstractSource | None) -> PropagatedPosterior:
@@ -140,6 +147,9 @@ class AEP(AbstractDescent):
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
         return PropagatedPosterior(state.model, tuple(conditionals), self.correlated, self.test_samples)
+
+    def _starts_shallow(self, model: DeepGP) -> bool:
+        return self.shallow_start and isinstance(model.likelihood, Gaussian)
 
 
 # --- the energy -------------------------------------------------------------------------------------------------------

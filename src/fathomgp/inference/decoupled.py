@@ -107,8 +107,6 @@ class Decoupled(AbstractDescent):
                 f"parameterisation={self.parameterisation!r} is unknown: choose 'orthogonal' or 'lifted'."
             )
         self._check("mean_inducing", "variance_inducing", "num_samples", "test_samples")
-        if not 0.0 <= self.natural <= 1.0:
-            raise SettingError(f"natural is a step size between 0 and 1, but it is {self.natural}.")
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Spread both sets of points by k-means; start the last layer from the shallow GP if asked."""

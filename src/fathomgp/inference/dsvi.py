@@ -112,8 +112,6 @@ class DSVI(AbstractDescent):
 
     def __check_init__(self):
         self._check("num_samples", "test_samples")
-        if not 0.0 <= self.natural <= 1.0:
-            raise SettingError(f"natural is a step size between 0 and 1, but it is {self.natural}.")
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
