@@ -19,7 +19,7 @@ from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence
 from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
 from fathomgp.kernels import RBF, Matern32, expectations
 from fathomgp.kernels.expectations import psi0, psi1, psi2
-from fathomgp.likelihoods import Gaussian, RobustMax, StudentT
+from fathomgp.likelihoods import Bernoulli, Gaussian, RobustMax, StudentT
 from fathomgp.means import Linear, Zero
 from fathomgp.model import DeepGP, Layer, Recipe, Whitened, build_model, condition_on, moments, prepare, project
 from fathomgp.parameters import partition, real
@@ -321,6 +321,17 @@ def test_every_likelihood_trains_and_predicts(data, key, likelihood, targets, se
     assert np.all(np.isfinite(answer.log_density(y)))
 
 
+def test_natural_gradients_find_the_q_of_labels_before_adam_does(rng, key):
+    x = rng.normal(size=(80, 2))
+    source = ArraySource(x, (x[:, :1] > 0.0).astype(float))
+    model = build_model(x, Bernoulli(), 1, depth=1, num_inducing=10)
+    ends = [
+        fit_model(AEP(natural=natural), model, source, key=key, max_iter=30, verbose=False).history["objective"][-1]
+        for natural in (0.1, 0.0)
+    ]
+    assert ends[0] < ends[1] - 0.05
+
+
 def test_the_estimator_predicts_without_chance_and_comes_back_from_a_file(data, tmp_path):
     x, y = data
     model = DeepGPRegressor("aep", num_inducing=6, max_iter=5, random_state=0).fit(x, y[:, 0])
@@ -338,5 +349,7 @@ def test_settings_are_checked():
         AEP(alpha=0.0)
     with pytest.raises(SettingError, match="batch_size must be at least 1, but it is 0"):
         AEP(batch_size=0)
+    with pytest.raises(SettingError, match="natural is a step size between 0 and 1, but it is 2"):
+        AEP(natural=2.0)
     with pytest.raises(SettingError, match="no precision 'mixed'"):
         DeepGPRegressor("aep", precision="mixed").fit(np.zeros((4, 1)), np.zeros(4))

@@ -87,8 +87,8 @@ RECIPE_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 #: For labels there is no shallow start that would have to be kept: inner layers that are less sure of themselves save
-#: the KL that training would have to win back first (chosen on two splits of sonar). AEP with a power of 1/2 fits labels
-#: more closely than it should: 1/10 was chosen on one split each of sonar, breast and pima.
+#: the KL that training would have to win back first (chosen on two splits of sonar). AEP with a power of 1/2 fits
+#: labels more closely than it should: 1/10 was chosen on one split each of sonar, breast and pima.
 LABEL_SETTINGS: dict[str, dict[str, Any]] = {
     "dsvi": {"inner_root": 0.1},
     "decoupled": {"inner_root": 0.1},

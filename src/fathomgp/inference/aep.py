@@ -126,7 +126,7 @@ class AEP(AbstractDescent):
     def step(
         self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray
     ) -> tuple[DescentState, AEPInfo]:
-        """One Adam step on the energy."""
+        """One Adam step on the energy; on the last layer's q a natural one, unless a shallow start has found it."""
         value, (jitter, clamped), gradient = energy_without_kl(
             state.model, state.q, batch, alpha=self.alpha, correlated=self.correlated
         )
