@@ -16,7 +16,7 @@ from fathomgp.data import read_labels
 from fathomgp.errors import DataError, DataWarning, FathomWarning, SettingError
 from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import Checkpointing
-from fathomgp.inference import DSVI
+from fathomgp.inference import AEP, DSVI
 from fathomgp.likelihoods import Bernoulli, Gaussian, Poisson, RobustMax, Softmax
 
 QUICK = {"num_inducing": 12, "max_iter": 60, "random_state": 0}
@@ -233,6 +233,7 @@ def test_settings_for_labels():
     assert tuned_inference("dsvi", "default", labels=True, num_data=10**5) == DSVI(inner_root=0.1)
     # Small batches of few rows are minibatches all the same.
     assert tuned_inference("dsvi", "default", labels=True, num_data=300, batch_size=50) == DSVI(inner_root=0.1)
+    assert tuned_inference("aep", "default", labels=True, num_data=10**5) == AEP(inner_root=0.1, alpha=0.1)
     mine = DSVI()
     assert tuned_inference(mine, "default", labels=True, num_data=300) is mine
 

@@ -85,6 +85,25 @@ def test_one_natural_step_of_size_one_is_the_exact_gp(data, rng, key):
     assert np.allclose(ours.variances, theirs.variances, atol=1e-5)
 
 
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+@pytest.mark.parametrize("shift", [0.0, -3.0, -300.0])
+def test_a_natural_step_never_loses_more_than_half_of_what_it_keeps(rng, gamma, shift):
+    """The plain step where the precision allows it; whatever the curvature H, nothing blows up."""
+    m, g, T = rng.normal(size=(4, 1)), rng.normal(size=(4, 1)), np.tril(rng.normal(size=(4, 4))) + 3.0 * np.eye(4)
+    A = rng.normal(size=(4, 4))
+    H, P = A @ A.T + shift * np.eye(4), np.linalg.inv(T @ T.T)
+    q = Whitened(jnp.asarray(m), jnp.asarray(T)[None])
+    kl = eqx.filter_grad(lambda q: kl_divergence((q,)))(q)
+    step, ok = natural_step(q, Whitened(kl.mean + g, kl.root + (H @ T)[None]), jnp.asarray(gamma))
+    S = np.asarray(step.root[0] @ step.root[0].T)
+    assert bool(ok)
+    if np.linalg.eigvalsh(0.5 * (1.0 - gamma) * P + gamma * (np.eye(4) + H))[0] > 1e-9:
+        assert np.allclose(S, np.linalg.inv((1.0 - gamma) * P + gamma * (np.eye(4) + H)))
+    lost = np.linalg.inv(S) - 0.5 * (1.0 - gamma) * P
+    assert np.linalg.eigvalsh(lost)[0] > -1e-9
+    assert np.allclose(step.mean, m - gamma * S @ (m + g))
+
+
 def test_natural_steps_survive_likelihoods_that_are_not_log_concave(rng, key):
     """At the prior, robust-max gains from variance: H is negative, and 1 - gamma + gamma (1 + H) too."""
     x = rng.normal(size=(200, 2))

@@ -66,7 +66,7 @@ def watch_fit(
     rows, y = np.asarray(x_scaler.transform(X[test])), Y[test]
 
     def score(posterior: Any) -> float:
-        mixture = _predict(_fewer_draws(posterior), jax.numpy.asarray(rows), jax.random.key(0))
+        mixture = _predict(fewer_draws(posterior), jax.numpy.asarray(rows), jax.random.key(0))
         return float(mean_log_density(y, Predictive(mixture, posterior.likelihood, y_scaler.shift, y_scaler.scale)))
 
     watcher = _Watcher(results, {"dataset": name, "split": split, "run": run}, score, every, tell)
@@ -128,7 +128,8 @@ def save_watched_figure(
     return path
 
 
-def _fewer_draws(posterior: Any) -> Any:
+def fewer_draws(posterior: Any) -> Any:
+    """The posterior with at most 50 of its draws, evenly spaced, if it is made of draws."""
     if not isinstance(posterior, SampledPosterior):
         return posterior
     chains, draws = posterior.energy.shape

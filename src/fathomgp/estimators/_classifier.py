@@ -24,7 +24,8 @@ class DeepGPClassifier(ClassifierMixin, LearnsOn, _DeepGPEstimator):
     inside. Labels may be text, whole numbers or booleans.
 
     Args:
-        method: how to fit: ``"dsvi"`` (stochastic variational inference), ``"sequential"`` (row by row, goes on with
+        method: how to fit: ``"dsvi"`` (stochastic variational inference), ``"decoupled"``, ``"aep"`` (expectation
+            propagation), ``"sghmc"`` (sampling), ``"stride"``, ``"sequential"`` (row by row, goes on with
             ``partial_fit``), or an inference object such as ``DSVI(steps=5000)``.
         depth: the number of GP layers; ``None`` is the method's own (2 for dsvi).
         num_inducing: inducing points a layer.

@@ -36,7 +36,7 @@ class DescentState(eqx.Module):
 
 
 class AbstractDescent(AbstractInference):
-    """An algorithm whose steps are Adam's, in one phase.
+    """An algorithm whose steps are Adam's, but for natural ones on the last layer's q, in one phase.
 
     Attributes:
         steps: how many, when the user does not say.

@@ -46,7 +46,7 @@ from fathomgp.inference._streaming import (
 )
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.likelihoods import Gaussian
-from fathomgp.linalg import check_factor, inverse_lower
+from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
 from fathomgp.means import AbstractMean
 from fathomgp.model import (
     Composition,
@@ -226,7 +226,7 @@ def streamed_loss(
 
 
 def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tuple[Whitened, Bool[Array, ""]]:
-    """A natural-gradient step on q(v) = N(m, S), and whether it is finite.
+    """A natural-gradient step on q(v) = N(m, S), and whether its precision had a factor.
 
     ``gradient`` is that of minus the bound with respect to m and to the unconstrained root T. Without the KL's share,
     that of E, minus the expected log likelihood, remains: its slope g in m, and its curvature H = 2 dE/dS = dE/dT T^-1.
@@ -234,29 +234,25 @@ def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tu
 
         S^-1 <- (1 - gamma) S^-1 + gamma (I + H),        m <- m - gamma S (m + g)
 
-    A likelihood that is not log-concave (robust-max, Student-t) may have an H under which the precision would not stay
-    positive definite. There |H|, of the same eigenvectors, stands for H: the step is as long as the curvature allows,
-    whatever its sign.
+    A likelihood that is not log-concave (robust-max, Student-t) may have an H under which the precision would fall to
+    nothing or below, and m jump. Where it would lose more than half of its first term, |H|, of the same eigenvectors,
+    stands for H: the step is as long as the curvature allows, whatever its sign.
     """
     gradient = jax.tree.map(jnp.subtract, gradient, eqx.filter_grad(lambda q: kl_divergence((q,)))(q))
     m, g, size = q.mean.T[:, :, None], gradient.mean.T[:, :, None], q.root.shape[-1]
     inverse = inverse_lower(q.root)
     H = gradient.root @ inverse
     H = 0.5 * (H + jnp.swapaxes(H, 1, 2))
-    old = (1.0 - gamma) * (jnp.swapaxes(inverse, 1, 2) @ inverse) + gamma * jnp.eye(size, dtype=m.dtype)[None]
-
-    def covariance_root(H: Float[Array, "P M M"]) -> tuple[Float[Array, "P M M"], Bool[Array, " P"]]:
-        # Factorised from the last row up, so that the root of its inverse is lower triangular.
-        lower = jax.lax.linalg.cholesky((old + gamma * H)[:, ::-1, ::-1], symmetrize_input=False)
-        root = jnp.swapaxes(inverse_lower(lower), 1, 2)[:, ::-1, ::-1]
-        return root, jnp.all(jnp.isfinite(jnp.diagonal(lower, axis1=1, axis2=2)), axis=1)
-
-    root, ok = covariance_root(H)
-    root, ok = jax.lax.cond(
-        jnp.all(ok), lambda: (root, ok), lambda: covariance_root(jnp.where(ok[:, None, None], H, _absolute(H)))
-    )
+    kept, unit = (1.0 - gamma) * (jnp.swapaxes(inverse, 1, 2) @ inverse), jnp.eye(size, dtype=m.dtype)[None]
+    trial = jax.lax.linalg.cholesky(0.5 * kept + gamma * (unit + H), symmetrize_input=False)
+    tame = jnp.all(jnp.isfinite(jnp.diagonal(trial, axis1=1, axis2=2)), axis=1)
+    H = jax.lax.cond(jnp.all(tame), lambda: H, lambda: jnp.where(tame[:, None, None], H, _absolute(H)))
+    precision = kept + gamma * (unit + H)
+    # Factorised from the last row up, so that the root of its inverse is lower triangular.
+    factor = safe_cholesky(precision[:, ::-1, ::-1], jitter=0.0)
+    root = jnp.swapaxes(inverse_lower(factor.lower), 1, 2)[:, ::-1, ::-1]
     mean = m - gamma * root @ (jnp.swapaxes(root, 1, 2) @ (m + g))
-    return Whitened(mean[:, :, 0].T, root), jnp.all(ok)
+    return Whitened(mean[:, :, 0].T, root), jnp.all(factor.ok)
 
 
 def _absolute(H: Float[Array, "P M M"]) -> Float[Array, "P M M"]:
