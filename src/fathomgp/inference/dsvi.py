@@ -360,9 +360,11 @@ def _place_inducing(model: DeepGP, x: Float[Array, "N D"]) -> DeepGP:
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-def condition_all(model: DeepGP, q: tuple[Whitened, ...]) -> tuple[list[Conditional], list[Any]]:
+def condition_all(
+    model: DeepGP, q: tuple[Whitened, ...], *, jitter: float | None = None
+) -> tuple[list[Conditional], list[Any]]:
     """q(f) of every layer, and what the factorisations of k(Z, Z) had to say."""
-    whiteners = prepare_all(model.layers)
+    whiteners = prepare_all(model.layers, jitter=jitter)
     conditionals = [condition_on(*parts) for parts in zip(model.layers, whiteners, q, strict=True)]
     return conditionals, [whitener.report for whitener in whiteners]
 

@@ -37,6 +37,9 @@ from fathomgp.parameters import positive, real
 _START_VARIANCE = 0.01
 #: The variance of q(x) at the start of an unsupervised fit.
 _START_INPUT_VARIANCE = 0.1
+#: The first jitter of k(Z, Z), as a share of its diagonal. psi2 is a product of two covariances: what rounding leaves
+#: of its small eigenvalues is divided by those of k(Z, Z), and was negative on friedman1 with the library's 1e-10.
+_JITTER = 1e-6
 
 
 class Beliefs(eqx.Module):
@@ -170,7 +173,7 @@ class Collapsed(eqx.Module):
 
 def bound(beliefs: Beliefs, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The bound on ``log p(Y)`` (or ``log p(Y | X)``), and the jitter it needed."""
-    whiteners = prepare_all(beliefs.model.layers)
+    whiteners = prepare_all(beliefs.model.layers, jitter=_JITTER)
     tasks = tasks_of(beliefs, batch)
     total = sum(
         (collapse(task, whitener).value for task, whitener in zip(tasks, whiteners, strict=True)),
@@ -260,9 +263,9 @@ def _inputs(model: DeepGP, level: int, data: Array, x: Array, spread: Array | No
 
 
 def _condition(beliefs: Beliefs, batch: Batch) -> tuple[Any, Any]:
-    whiteners = prepare_all(beliefs.model.layers)
+    whiteners = prepare_all(beliefs.model.layers, jitter=_JITTER)
     q = tuple(collapse(*pair).q for pair in zip(tasks_of(beliefs, batch), whiteners, strict=True))
-    return condition_all(beliefs.model, q)
+    return condition_all(beliefs.model, q, jitter=_JITTER)
 
 
 def _first_beliefs(model: DeepGP, x: Float[Array, "N D"], latent_inputs: bool) -> Beliefs:

@@ -159,12 +159,14 @@ def _differentiable_lower_jvp(primals, tangents):
     return lower, multiply_from_left(lower, _half_lower(inner))
 
 
-def safe_inverse_factor(K: Float[Array, "*batch M M"]) -> tuple[Float[Array, "*batch M M"], JitterReport]:
+def safe_inverse_factor(
+    K: Float[Array, "*batch M M"], *, jitter: float | None = None
+) -> tuple[Float[Array, "*batch M M"], JitterReport]:
     """``L^-1`` of :func:`safe_cholesky`'s factor, and the report.
 
     With ``d(L^-1) = -Phi(L^-1 dK L^-T) L^-1`` a pull-back takes three products of M x M matrices; through L it is five.
     """
-    factor = safe_cholesky(lax.stop_gradient(K))
+    factor = safe_cholesky(lax.stop_gradient(K), jitter=jitter)
     return _differentiable_inverse(K, inverse_lower(factor.lower)), factor.report
 
 

@@ -98,17 +98,17 @@ class Conditional(eqx.Module):
     extra: MeanTerm | None = None
 
 
-def prepare(layer: Layer) -> Whitener:
-    """Factorise and invert k(Z, Z)."""
-    return prepare_all((layer,))[0]
+def prepare(layer: Layer, *, jitter: float | None = None) -> Whitener:
+    """Factorise and invert k(Z, Z); ``jitter`` is the first to be tried, of :func:`~fathomgp.linalg.safe_cholesky`."""
+    return prepare_all((layer,), jitter=jitter)[0]
 
 
-def prepare_all(layers: tuple[Layer, ...]) -> list[Whitener]:
+def prepare_all(layers: tuple[Layer, ...], *, jitter: float | None = None) -> list[Whitener]:
     """:func:`prepare` for every layer, with one batched factorisation where all have the same M."""
     covariances = [_inducing_covariance(layer) for layer in layers]
     if len({covariance.shape[-1] for covariance in covariances}) > 1:
-        return [prepare(layer) for layer in layers]
-    inverses, report = safe_inverse_factor(jnp.concatenate(covariances))
+        return [prepare(layer, jitter=jitter) for layer in layers]
+    inverses, report = safe_inverse_factor(jnp.concatenate(covariances), jitter=jitter)
     whiteners, start = [], 0
     for layer, covariance in zip(layers, covariances, strict=True):
         own = slice(start, start + len(covariance)) if layer.separate else start
