@@ -173,7 +173,7 @@ class Collapsed(eqx.Module):
 
 def bound(beliefs: Beliefs, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The bound on ``log p(Y)`` (or ``log p(Y | X)``), and the jitter it needed."""
-    whiteners = prepare_all(beliefs.model.layers, jitter=_JITTER)
+    whiteners = prepare_all(beliefs.model.layers, jitter=_first_jitter(beliefs))
     tasks = tasks_of(beliefs, batch)
     total = sum(
         (collapse(task, whitener).value for task, whitener in zip(tasks, whiteners, strict=True)),
@@ -263,9 +263,14 @@ def _inputs(model: DeepGP, level: int, data: Array, x: Array, spread: Array | No
 
 
 def _condition(beliefs: Beliefs, batch: Batch) -> tuple[Any, Any]:
-    whiteners = prepare_all(beliefs.model.layers, jitter=_JITTER)
+    whiteners = prepare_all(beliefs.model.layers, jitter=_first_jitter(beliefs))
     q = tuple(collapse(*pair).q for pair in zip(tasks_of(beliefs, batch), whiteners, strict=True))
-    return condition_all(beliefs.model, q, jitter=_JITTER)
+    return condition_all(beliefs.model, q, jitter=_first_jitter(beliefs))
+
+
+def _first_jitter(beliefs: Beliefs) -> float | None:
+    """The library's own where no input is uncertain: there is no psi2 then."""
+    return _JITTER if beliefs.hidden or beliefs.inputs is not None else None
 
 
 def _first_beliefs(model: DeepGP, x: Float[Array, "N D"], latent_inputs: bool) -> Beliefs:
