@@ -14,14 +14,13 @@ Deisenroth 2017).
 
 import argparse
 import pathlib
-import time
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fathomgp.bench import ResultFile, fewer_draws
+from fathomgp.bench import ResultFile, Watcher, fewer_draws
 from fathomgp.data import ArraySource, load_dataset
 from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.inference import DSVI, SGHMC
@@ -30,8 +29,8 @@ from fathomgp.model import Recipe, build_model
 from fathomgp.precision import double_precision
 from fathomgp.predictive import Predictive
 
-KEY = ("run", "total")
-COLUMNS = (*KEY, "phase", "step", "steps", "seconds", "objective", "accuracy", "log_likelihood")
+KEY = ("run", "step")
+COLUMNS = (*KEY, "phase", "seconds", "accuracy", "loglik")
 #: Images a block of predictions.
 _BLOCK = 500
 
@@ -64,46 +63,13 @@ def method(arguments):
     )
 
 
-class Watcher:
-    """A callback that writes down the test accuracy every so many seconds, and at the end of a phase."""
-
-    def __init__(self, results, run, X, labels, every):
-        self.results, self.run, self.X, self.labels, self.every = results, run, X, labels, every
-        self.before, self.last, self.scoring = None, 0.0, 0.0
-
-    @property
-    def rows(self):
-        """Those of this run, in the order of its steps."""
-        return sorted((row for row in self.results.rows if row["run"] == self.run), key=lambda row: int(row["total"]))
-
-    def __call__(self, event):
-        """Score now and then; steps that an earlier run has scored are left out."""
-        if self.before is None:
-            self.before = self._seconds_until(event["total"]) - event["seconds"] if self.rows else 0.0
-        learning = event["seconds"] - self.scoring
-        done = bool(self.rows) and event["total"] <= int(self.rows[-1]["total"])
-        if done or (learning - self.last < self.every and event["step"] < event["steps"]):
-            return
-        began, self.last = time.monotonic(), learning
-        accuracy, log_likelihood = score(event["posterior"](), self.X, self.labels)
-        row = {"run": self.run, "seconds": round(self.before + learning), "accuracy": round(accuracy, 4)}
-        row |= {name: event[name] for name in ("total", "phase", "step", "steps", "objective")}
-        self.results.append(row | {"log_likelihood": round(log_likelihood, 4)})
-        print(self.results.rows[-1], flush=True)
-        self.scoring += time.monotonic() - began
-
-    def _seconds_until(self, total):
-        """Seconds of learning that earlier runs spent on so many steps."""
-        steps, seconds = ([float(row[name]) for row in self.rows] for name in ("total", "seconds"))
-        return float(np.interp(total, [0.0, *steps], [0.0, *seconds]))
-
-
 def score(posterior, X, labels):
-    """Accuracy and mean log-likelihood of the test images."""
+    """The figures of a row: accuracy and mean log-likelihood of the test images."""
     posterior, parts = fewer_draws(posterior), np.array_split(X.astype(float), len(X) // _BLOCK)
     chances = np.concatenate([probabilities(posterior, jnp.asarray(part)) for part in parts])
     own = chances[np.arange(len(labels)), labels]
-    return float(np.mean(chances.argmax(axis=1) == labels)), float(np.mean(np.log(own)))
+    accuracy, loglik = np.mean(chances.argmax(axis=1) == labels), np.mean(np.log(own))
+    return {"accuracy": round(float(accuracy), 4), "loglik": round(float(loglik), 4)}
 
 
 def probabilities(posterior, x):
@@ -141,7 +107,9 @@ def main():
         X[some].astype(float), RobustMax(10), 1, recipe=recipe, depth=arguments.depth, num_inducing=100, **width
     )
     results = ResultFile(arguments.out, COLUMNS, KEY)
-    watcher = Watcher(results, run, X_test, test_labels, arguments.every)
+    watcher = Watcher(
+        results, {"run": run}, lambda posterior: score(posterior, X_test, test_labels), arguments.every, print
+    )
     fit_model(
         method(arguments),
         model,
@@ -151,10 +119,8 @@ def main():
         checkpointing=Checkpointing(arguments.out.with_name(f"mnist-{run}"), every_seconds=120.0),
         verbose=False,
     )
-    for row in watcher.rows[-1:]:
-        print(
-            f"{run}: {100 * float(row['accuracy']):.2f} % after {row['total']} steps, {row['seconds']} s of learning."
-        )
+    last = max((row for row in results.rows if row["run"] == run), key=lambda row: int(row["step"]))
+    print(f"{run}: {100 * float(last['accuracy']):.2f} % after {last['step']} steps, {last['seconds']} s of learning.")
 
 
 if __name__ == "__main__":

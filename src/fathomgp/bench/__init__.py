@@ -26,6 +26,7 @@ from fathomgp.bench._uci import Outcome as Outcome
 from fathomgp.bench._uci import open_results as open_results
 from fathomgp.bench._uci import plan_jobs as plan_jobs
 from fathomgp.bench._uci import run_jobs as run_jobs
+from fathomgp.bench._watching import Watcher as Watcher
 from fathomgp.bench._watching import fewer_draws as fewer_draws
 from fathomgp.bench._watching import open_watched_results as open_watched_results
 from fathomgp.bench._watching import save_watched_figure as save_watched_figure

@@ -65,11 +65,12 @@ def watch_fit(
     test = test[:_TEST_ROWS]
     rows, y = np.asarray(x_scaler.transform(X[test])), Y[test]
 
-    def score(posterior: Any) -> float:
+    def score(posterior: Any) -> dict[str, Any]:
         mixture = _predict(fewer_draws(posterior), jax.numpy.asarray(rows), jax.random.key(0))
-        return float(mean_log_density(y, Predictive(mixture, posterior.likelihood, y_scaler.shift, y_scaler.scale)))
+        loglik = mean_log_density(y, Predictive(mixture, posterior.likelihood, y_scaler.shift, y_scaler.scale))
+        return {"loglik": float(f"{float(loglik):.6g}"), "version": __version__}
 
-    watcher = _Watcher(results, {"dataset": name, "split": split, "run": run}, score, every, tell)
+    watcher = Watcher(results, {"dataset": name, "split": split, "run": run}, score, every, tell)
     folder = results.path.with_name(f"{results.path.stem}_{name}_{split}_{run}".replace(" ", "_"))
     key = jax.random.key(split)
     fit_model(
@@ -84,10 +85,25 @@ def watch_fit(
     )
 
 
-class _Watcher:
-    """A callback that scores what was learned so far, whenever enough seconds of learning have passed."""
+class Watcher:
+    """A callback that scores what was learned so far, whenever enough seconds of learning have passed.
 
-    def __init__(self, results: ResultFile, key: Mapping[str, Any], score: Any, every: float, tell: Any):
+    Args:
+        results: where the rows go; it has columns for the key, phase, step, seconds and what ``score`` gives.
+        key: names the run.
+        score: gives a row's figures from a posterior.
+        every: seconds of learning between two rows; the end of a phase has one too.
+        tell: called with a line a row.
+    """
+
+    def __init__(
+        self,
+        results: ResultFile,
+        key: Mapping[str, Any],
+        score: Callable[[Any], Mapping[str, Any]],
+        every: float,
+        tell: Callable[[str], None],
+    ):
         self.results, self.key, self.score, self.every, self.tell = results, key, score, every, tell
         earlier = [row for row in results.rows if all(row[name] == str(value) for name, value in key.items())]
         self.step = max((int(row["step"]) for row in earlier), default=0)
@@ -101,10 +117,11 @@ class _Watcher:
         if waits or event["total"] <= self.step:
             return
         began = time.monotonic()
-        loglik = self.score(event["posterior"]())
+        figures = self.score(event["posterior"]())
         row = dict(self.key) | {"phase": event["phase"], "step": event["total"], "seconds": round(seconds, 2)}
-        self.results.append(row | {"loglik": float(f"{loglik:.6g}"), "version": __version__})
-        self.tell(f"{self.key['run']}: step {event['total']}, {seconds:.0f} s, test log-likelihood {loglik:.3f}")
+        self.results.append(row | dict(figures))
+        said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, float))
+        self.tell(f"{self.key['run']}: step {event['total']}, {seconds:.0f} s, test {said}")
         self.last, self.step = seconds, event["total"]
         self.scoring += time.monotonic() - began
 
