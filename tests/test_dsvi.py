@@ -13,7 +13,7 @@ from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import fit_model
-from fathomgp.inference import DSVI, _streaming, dsvi
+from fathomgp.inference import AEP, DSVI, SGHMC, Decoupled, _streaming, dsvi
 from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence, natural_step, streamed_loss
 from fathomgp.inference.exact import condition, log_evidence
 from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
@@ -228,6 +228,19 @@ def test_settings_are_checked():
     with pytest.raises(SettingError, match="natural is a step size between 0 and 1"):
         DSVI(natural=2.0)
     assert dataclasses.replace(DSVI(), steps=5).plan(10, None)[0].steps == 5
+
+
+def test_data_of_many_batches_get_more_steps():
+    def planned(inference, rows, max_iter=None):
+        return sum(phase.steps for phase in inference.plan(rows, max_iter))
+
+    assert [planned(DSVI(), rows) for rows in (10, 10_000, 20_480, 1_000_000)] == [1500, 1500, 3000, 6000]
+    assert planned(Decoupled(), 1_000_000) == 8000
+    assert [planned(AEP(), rows) for rows in (10, 1_000_000)] == [500, 1500]
+    assert planned(SGHMC(), 1_000_000) == 12_000 + SGHMC().sampling
+    for asked in (DSVI(steps=7), Decoupled(steps=7), AEP(steps=7)):  # what was asked for is what is done
+        assert planned(asked, 1_000_000) == 7
+        assert planned(asked, 1_000_000, max_iter=3) == 3
 
 
 def test_the_papers_settings_to_the_letter():

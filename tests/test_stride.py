@@ -19,7 +19,7 @@ from fathomgp.inference import STRIDE, stride
 from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import fill_up, hidden_values, prepare_hidden, top_inputs, whitened
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, raw_is_exact
 from fathomgp.inference.sgpr import collapsed_elbo
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian, Poisson
@@ -167,6 +167,26 @@ def test_aca_reaches_the_rank_that_the_eigenvalues_allow(rng):
     filled = np.asarray(fill_up(jnp.asarray([4, -1, 2, -1], jnp.int32), jnp.asarray([1.0] * 5 + [0.0] * 3)))
     assert set(filled) <= set(range(5))
     assert len(set(filled)) == 4
+
+
+@pytest.mark.parametrize(("trace", "shared"), [(False, True), (True, False)])
+def test_the_quicker_likelihood_is_the_same(rng, trace, shared):
+    model, batch = problem(rng, outputs=2)
+    if not shared:
+        batch = eqx.tree_at(lambda b: b.observed, batch, batch.observed.at[:3, 0].set(False))
+    _, white, _, inputs = particles(model, batch, rng, 3)
+    top, inducing = Top("collapsed", shared=shared, trace=trace), jnp.asarray([1, 5, 9, 20], jnp.int32)
+    value = eqx.filter_jit(functools.partial(log_likelihood, model, top, batch, inputs, inducing, white[:, :0]))
+    assert np.allclose(value(raw=jnp.asarray(True)), value(raw=jnp.asarray(False)), atol=1e-7, rtol=0)
+    assert eqx.filter_jit(raw_is_exact)(model, top, batch, inputs, inducing)
+
+
+def test_the_quicker_likelihood_is_refused_where_rounding_would_show(rng):
+    model, batch = problem(rng, noise=2e-6)
+    _, _, _, inputs = particles(model, batch, rng, 3)
+    near = inputs[:, :1] + 1e-4 * (inputs - inputs[:, :1])  # k(Z, Z) is nearly singular
+    inducing = jnp.arange(12, dtype=jnp.int32)
+    assert not eqx.filter_jit(raw_is_exact)(model, COLLAPSED, batch, near, inducing)
 
 
 # --- the sampler is right ---------------------------------------------------------------------------------------------

@@ -82,8 +82,8 @@ class AEP(AbstractDescent):
             1 has deviations far too small in places (-2.4, one row alone -165) and 0.1 gives -0.94; on boston and
             concrete 1 is better by 0 to 0.06 or worse by 0.05. ``DeepGPClassifier("aep")`` takes 0.1, and 0.1 for
             ``inner_root``.
-        steps: how many, when the user does not say; so many for each batch that the data fill, up to three times: on
-            kin8nm with two inner functions 500 steps gave a test log density of 1.08, 1,500 gave 1.15.
+        steps: how many; ``None``: 500 for each batch that the data fill, up to 1,500: on kin8nm with two inner
+            functions 500 steps gave a test log density of 1.08, 1,500 gave 1.15.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
         correlated: whether a layer's outputs stay correlated on their way to the next layer and into a Gaussian
@@ -98,7 +98,7 @@ class AEP(AbstractDescent):
 
     objective: ClassVar[str] = "energy"
     alpha: float = eqx.field(static=True, default=0.5)
-    steps: int = eqx.field(static=True, default=500)
+    steps: int | None = eqx.field(static=True, default=None)
     batch_size: int = eqx.field(static=True, default=1024)
     learning_rate: float = eqx.field(static=True, default=0.01)
     correlated: bool = eqx.field(static=True, default=False)
@@ -112,10 +112,9 @@ class AEP(AbstractDescent):
             raise SettingError(f"alpha is a power above 0 and up to 1, but it is {self.alpha}.")
         self._check("test_samples")
 
-    def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
-        """One phase, longer where a step sees a part of the data only."""
-        batches = -(-num_data // self.batch_size)
-        return super().plan(num_data, min(batches, 3) * self.steps if max_iter is None else max_iter)
+    def usual_steps(self, batches: int) -> int:
+        """How many steps data that fill so many batches need."""
+        return 500 * min(batches, 3)
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""

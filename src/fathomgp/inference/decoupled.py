@@ -31,7 +31,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import Phase
-from fathomgp.inference._descent import AbstractDescent, DescentState
+from fathomgp.inference._descent import AbstractDescent, DescentState, longer
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._streaming import path_noise
 from fathomgp.inference.dsvi import (
@@ -86,13 +86,14 @@ class Decoupled(AbstractDescent):
         parameterisation: "orthogonal" or "lifted".
         mean_inducing: points of the mean; ``None`` for 3 M. No more than there are distinct rows.
         variance_inducing: points of the variance; ``None`` for M / 2.
-        steps, batch_size, learning_rate, natural, num_samples, test_samples, shallow_start, inner_root: as in DSVI.
+        steps: how many; ``None``: 2,000, and up to 8,000 where data fill more than ten batches.
+        batch_size, learning_rate, natural, num_samples, test_samples, shallow_start, inner_root: as in DSVI.
     """
 
     parameterisation: str = eqx.field(static=True, default="orthogonal")
     mean_inducing: int | None = eqx.field(static=True, default=None)
     variance_inducing: int | None = eqx.field(static=True, default=None)
-    steps: int = eqx.field(static=True, default=2000)
+    steps: int | None = eqx.field(static=True, default=None)
     batch_size: int = eqx.field(static=True, default=1024)
     learning_rate: float = eqx.field(static=True, default=0.01)
     natural: float = eqx.field(static=True, default=0.1)
@@ -107,6 +108,10 @@ class Decoupled(AbstractDescent):
                 f"parameterisation={self.parameterisation!r} is unknown: choose 'orthogonal' or 'lifted'."
             )
         self._check("mean_inducing", "variance_inducing", "num_samples", "test_samples")
+
+    def usual_steps(self, batches: int) -> int:
+        """How many steps data that fill so many batches need."""
+        return longer(2000, batches)
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Spread both sets of points by k-means; start the last layer from the shallow GP if asked."""

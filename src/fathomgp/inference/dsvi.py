@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInfo, Phase
-from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roots
+from fathomgp.inference._descent import AbstractDescent, DescentState, longer, lower_roots
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._streaming import (
@@ -85,7 +85,7 @@ class DSVI(AbstractDescent):
     """Doubly stochastic variational inference; with one layer, the sparse variational GP.
 
     Attributes:
-        steps: how many, when the user does not say.
+        steps: how many; ``None``: 1,500, and up to 6,000 where data fill more than ten batches.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
         natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too.
@@ -100,7 +100,7 @@ class DSVI(AbstractDescent):
     """
 
     separates: ClassVar[bool] = True
-    steps: int = eqx.field(static=True, default=1500)
+    steps: int | None = eqx.field(static=True, default=None)
     batch_size: int = eqx.field(static=True, default=1024)
     learning_rate: float = eqx.field(static=True, default=0.01)
     natural: float = eqx.field(static=True, default=0.1)
@@ -112,6 +112,10 @@ class DSVI(AbstractDescent):
 
     def __check_init__(self):
         self._check("num_samples", "test_samples")
+
+    def usual_steps(self, batches: int) -> int:
+        """How many steps data that fill so many batches need."""
+        return longer(1500, batches)
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""

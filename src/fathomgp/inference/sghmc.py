@@ -36,7 +36,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer
-from fathomgp.inference._descent import schedule
+from fathomgp.inference._descent import longer, schedule
 from fathomgp.inference._hamiltonian import SamplerState, hamiltonian_sampler, kinetic_temperature
 from fathomgp.inference._sampled import SampledPosterior, Values
 from fathomgp.inference._streaming import Noise, Rows, last_moments, path_noise, stream_sum
@@ -99,7 +99,8 @@ class SGHMC(AbstractInference):
     """Stochastic gradient Hamiltonian Monte Carlo over the inducing values, with Monte Carlo EM for all else.
 
     Attributes:
-        burn_in: steps that tune sampler and hyperparameters; the paper has 20,000.
+        burn_in: steps that tune sampler and hyperparameters; ``None``: 3,000, and up to 12,000 where data fill more
+            than ten batches. The paper has 20,000.
         sampling: steps that sample; the paper has 10,000.
         draws: kept of each chain, evenly spaced over the sampling phase; the paper has 200.
         chains: independent chains; with several, the verdict after a fit can tell whether they agree.
@@ -116,7 +117,7 @@ class SGHMC(AbstractInference):
     """
 
     separates: ClassVar[bool] = True
-    burn_in: int = eqx.field(static=True, default=3000)
+    burn_in: int | None = eqx.field(static=True, default=None)
     sampling: int = eqx.field(static=True, default=2000)
     draws: int = eqx.field(static=True, default=100)
     chains: int = eqx.field(static=True, default=1)
@@ -133,7 +134,7 @@ class SGHMC(AbstractInference):
 
     def __check_init__(self):
         for name in ("burn_in", "sampling", "draws", "chains", "batch_size", "window", "mcem_draws", "mcem_steps"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
         for name in ("step_size", "learning_rate"):
             if getattr(self, name) <= 0.0:
@@ -159,8 +160,9 @@ class SGHMC(AbstractInference):
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """Burn-in, then sampling; ``max_iter`` is the sum of the two and keeps their proportions."""
-        total = self.burn_in + self.sampling if max_iter is None else max_iter
-        burn_in = -(-self.burn_in * total // (self.burn_in + self.sampling))
+        burn_in = longer(3000, -(-num_data // self.batch_size)) if self.burn_in is None else self.burn_in
+        total = burn_in + self.sampling if max_iter is None else max_iter
+        burn_in = -(-burn_in * total // (burn_in + self.sampling))
         phases = (*self._burn_in_phases(burn_in), self._phase(SAMPLING, total - burn_in, self.chains))
         return tuple(phase for phase in phases if phase.steps > 0)
 

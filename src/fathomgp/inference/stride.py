@@ -45,7 +45,7 @@ from fathomgp.inference._stride_hidden import (
     whitened,
 )
 from fathomgp.inference._stride_posterior import Given, STRIDEPosterior, Trace
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, raw_is_exact
 from fathomgp.inference.exact import noise_is_shared
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
 from fathomgp.likelihoods import Gaussian
@@ -70,6 +70,7 @@ class STRIDEState(eqx.Module):
         hidden: anchors of the hidden layers, and the bottom layer's factor.
         chains: the particles' white variables and their log likelihoods.
         inducing: row numbers of the inducing points.
+        raw: whether the quicker likelihood was exact enough where this E step began.
         log_size: logarithm of the step size.
         tick: steps done in this phase.
         horizon: steps of this phase after which the step size is frozen.
@@ -84,6 +85,7 @@ class STRIDEState(eqx.Module):
     hidden: Hidden
     chains: Chains
     inducing: Int[Array, " M"]
+    raw: Bool[Array, ""]
     log_size: Float[Array, ""]
     tick: Int[Array, ""]
     horizon: Int[Array, ""]
@@ -344,7 +346,7 @@ def _target(state: STRIDEState, batch: Batch):
 def _log_likelihood(model: DeepGP, state: STRIDEState, batch: Batch, white: Float[Array, "S n"]) -> Float[Array, " S"]:
     below, above = _parts(state, white)
     inputs = top_inputs(model, state.hidden, batch.x, hidden_values(model, state.hidden, batch.x, below))
-    return log_likelihood(model, state.top, batch, inputs, state.inducing, above)
+    return log_likelihood(model, state.top, batch, inputs, state.inducing, above, raw=state.raw)
 
 
 def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "S N F"]]:
@@ -354,7 +356,8 @@ def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> tuple[Flo
     inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, below))
     if state.top.kind == "collapsed":
         return jnp.mean(bound(model, state.top, batch, inputs, state.inducing)), inputs
-    return jnp.mean(log_likelihood(model, state.top, batch, inputs, state.inducing, above)), inputs
+    value = log_likelihood(model, state.top, batch, inputs, state.inducing, above, raw=state.raw)
+    return jnp.mean(value), inputs
 
 
 def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array, "S a"], Float[Array, "S b"]]:
@@ -397,6 +400,7 @@ def _first_state(
         hidden=hidden,
         chains=chains,
         inducing=inducing,
+        raw=jnp.asarray(False),
         log_size=jnp.log(jnp.asarray(method.step_size, dtype)),
         tick=zero,
         horizon=zero,
@@ -435,8 +439,10 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
         anchors = _anchors(method, model, batch, inputs, state.inducing, len(old.anchors))
         hidden = prepare_hidden(model, x, anchors, method.hidden)
         below = whitened(model, hidden, x, _moved(model, old, hidden, x, values))
-    state = eqx.tree_at(lambda s: s.hidden, state, hidden)
     white = jnp.concatenate([below, above], axis=1)
+    inputs = top_inputs(model, hidden, x, hidden_values(model, hidden, x, below))
+    raw = raw_is_exact(model, state.top, batch, inputs, state.inducing)
+    state = eqx.tree_at(lambda s: (s.hidden, s.raw), state, (hidden, raw))
     chains = SAMPLERS[method.sampler].begin(_target(state, batch), white)
     return eqx.tree_at(lambda s: s.chains, state, chains)
 

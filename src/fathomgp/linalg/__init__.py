@@ -17,6 +17,7 @@ from fathomgp.linalg._inverse import inverse_lower as inverse_lower
 from fathomgp.linalg._inverse import logdet_lower as logdet_lower
 from fathomgp.linalg._lowrank import LowRankPlusDiagonal as LowRankPlusDiagonal
 from fathomgp.linalg._lowrank import WhitenedSums as WhitenedSums
+from fathomgp.linalg._lowrank import evidence_from_raw_sums as evidence_from_raw_sums
 from fathomgp.linalg._lowrank import evidence_from_sums as evidence_from_sums
 from fathomgp.linalg._lowrank import low_rank_plus_diagonal as low_rank_plus_diagonal
 from fathomgp.linalg._lowrank import sparse_evidence as sparse_evidence

@@ -110,18 +110,45 @@ def evidence_from_sums(
         evidence = -1/2 [N R log(2 pi s2) + R log |B| + |Y|^2 / s2 - |L_B^-1 V Y|^2 / s2^2]
         bound = evidence - R / (2 s2) (tr K_nn - tr V V^T)
 
-    All matrices of all batch entries are factorised in one call. K_mn K_nm in the place of V V^T would save a product,
-    but then rounding is seen through K_mm^-1, and there is no factor where the noise is small. NaN where a matrix has
-    no factor: a sampler rejects there.
+    All matrices of all batch entries are factorised in one call. NaN where a matrix has no factor: a sampler rejects
+    there.
     """
-    size, outputs = sums.gram.shape[-1], sums.cross.shape[-1]
-    s2 = jnp.broadcast_to(noise_variance, sums.square.shape)
-    identity = jnp.broadcast_to(jnp.eye(size, dtype=s2.dtype), sums.gram.shape)
-    B = identity + sums.gram / s2[..., None, None]
+    identity = jnp.broadcast_to(jnp.eye(sums.gram.shape[-1], dtype=sums.gram.dtype), sums.gram.shape)
+    explained = jnp.trace(sums.gram, axis1=-2, axis2=-1)
+    return _evidence(sums, noise_variance, identity, jnp.zeros_like(sums.square), explained)
+
+
+def evidence_from_raw_sums(
+    sums: WhitenedSums, noise_variance: Float[Array, " F"], Lz: Float[Array, "*batch M M"]
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """:func:`evidence_from_sums` where K_mn itself stands for V.
+
+        log |B| = log |K_mm + K_mn K_nm / s2| - log |K_mm|
+
+    That saves a product with the data. The price: the rounding of K_mn K_nm is seen through K_mm^-1, and noise that is
+    small magnifies it.
+    """
+    inverse = inverse_lower(Lz)[..., None, :, :]
+    explained = jnp.sum((inverse @ sums.gram) * inverse, axis=(-2, -1))
+    Kmm = jnp.broadcast_to((Lz @ transpose(Lz))[..., None, :, :], sums.gram.shape)
+    logdet = jnp.broadcast_to(logdet_lower(Lz)[..., None], sums.square.shape)
+    return _evidence(sums, noise_variance, Kmm, logdet, explained)
+
+
+def _evidence(
+    sums: WhitenedSums,
+    noise_variance: Float[Array, " F"],
+    prior: Float[Array, "*batch F M M"],
+    prior_logdet: Float[Array, "*batch F"],
+    explained: Float[Array, "*batch F"],
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Evidence and bound from sums of what has the covariance ``prior``, of which ``explained`` is tr V V^T."""
+    outputs, s2 = sums.cross.shape[-1], jnp.broadcast_to(noise_variance, sums.square.shape)
+    B = prior + sums.gram / s2[..., None, None]
     lower = lax.linalg.cholesky(lax.stop_gradient(B), symmetrize_input=False)
     lower = differentiable_lower(B, lower)
-    fit = jnp.sum((inverse_lower(lower) @ sums.cross) ** 2, axis=(-2, -1)) / s2
-    constant = outputs * (sums.count * jnp.log(2.0 * math.pi * s2) + logdet_lower(lower))
+    white = lax.linalg.triangular_solve(lower, sums.cross, left_side=True, lower=True)
+    fit = jnp.sum(white**2, axis=(-2, -1)) / s2
+    constant = outputs * (sums.count * jnp.log(2.0 * math.pi * s2) + logdet_lower(lower) - prior_logdet)
     evidence = -0.5 * jnp.sum(constant + (sums.square - fit) / s2, axis=-1)
-    unexplained = sums.prior - jnp.trace(sums.gram, axis1=-2, axis2=-1)
-    return evidence, evidence - 0.5 * jnp.sum(outputs * unexplained / s2, axis=-1)
+    return evidence, evidence - 0.5 * jnp.sum(outputs * (sums.prior - explained) / s2, axis=-1)
