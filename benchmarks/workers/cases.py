@@ -46,8 +46,11 @@ def batch(size, dtype):
     return x.astype(dtype), y.astype(dtype)
 
 
-def serve(make_step, peak_gflops, repeats=7):
-    """Answer requests on standard input until it closes; ``peak`` asks for the library's own GEMM rate."""
+def serve(make_step, peak_gflops, repeats=7, steps_a_call=1):
+    """Answer requests on standard input until it closes; ``peak`` asks for the library's own GEMM rate.
+
+    ``steps_a_call`` is how many training steps a call of what ``make_step`` returns makes.
+    """
     steps = {}
     for line in sys.stdin:
         case = line.strip()
@@ -58,7 +61,8 @@ def serve(make_step, peak_gflops, repeats=7):
             steps[case] = make_step(*CASES[case])
             for _ in range(3):
                 steps[case]()
-        print(json.dumps({"case": case, "ms": 1e3 * statistics.median(timed(steps[case], repeats))}), flush=True)
+        seconds = statistics.median(timed(steps[case], repeats)) / steps_a_call
+        print(json.dumps({"case": case, "ms": 1e3 * seconds}), flush=True)
 
 
 def timed(step, repeats):

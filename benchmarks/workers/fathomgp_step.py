@@ -1,15 +1,19 @@
-"""fathomgp's training step as a worker of step_time.py: ``python fathomgp_step.py [mixed|double]``."""
+"""fathomgp's training step as a worker of step_time.py: ``python fathomgp_step.py [mixed|double]``.
+
+Steps run as in a fit: several in one compiled chunk of the loop that all algorithms share, guard and batches included.
+"""
 
 import sys
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import NUM_DATA, batch, gemm_gflops, layer_widths, serve
 from threadpoolctl import threadpool_limits
 
-from fathomgp.data import Batch
+from fathomgp.data import ArraySource
+from fathomgp.fitting._guard import new_guard
+from fathomgp.fitting._loop import run_chunk
 from fathomgp.inference import DSVI
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian
@@ -17,6 +21,8 @@ from fathomgp.means import Linear, Zero
 from fathomgp.model import DeepGP, Layer
 from fathomgp.parameters import real
 
+#: Steps of a chunk: a fit takes as many as last a quarter of a second.
+CHUNK = 5
 DTYPE = {"mixed": np.float32, "double": np.float64}[sys.argv[1] if len(sys.argv) > 1 else "mixed"]
 
 
@@ -35,26 +41,19 @@ def make_model(depth, inner, num_inducing):
 
 
 def make_step(depth, inner, num_inducing, size):
-    inference = DSVI(natural=0.0, shallow_start=False, inner_root=1.0)
+    inference = DSVI(natural=0.0, shallow_start=False, inner_root=1.0, batch_size=size)
+    phase, key = inference.plan(NUM_DATA, 1000)[0], jax.random.key(0)
     model = make_model(depth, inner, num_inducing)
-    x, y = (jnp.asarray(part) for part in batch(size, DTYPE))
-    rows = Batch(
-        x,
-        y,
-        jnp.ones(y.shape, bool),
-        jnp.ones(size, DTYPE),
-        jnp.arange(size, dtype=jnp.int32),
-        jnp.asarray(float(NUM_DATA), DTYPE),
-    )
-    phase = inference.plan(NUM_DATA, 1000)[0]
-    state = inference.enter(phase, inference.init(model, None, key=jax.random.key(0)), None, key=jax.random.key(0))
-    compiled = eqx.filter_jit(lambda state, rows, key: inference.step(phase, state, rows, key=key))
-    keys = iter(range(10**9))
+    state = inference.enter(phase, inference.init(model, None, key=key), None, key=key)
+    source = ArraySource(*batch(size, DTYPE), dtype=DTYPE)
+    feed = source.feed(start=0, count=CHUNK, capacity=CHUNK, batch_size=size, batches_per_step=1, seed=0)
+    guard, done = new_guard(), 0
 
     def step():
-        nonlocal state
-        state, info = compiled(state, rows, jax.random.key(next(keys)))
-        info.objective.block_until_ready()
+        nonlocal state, guard, done
+        state, guard, infos, *_ = run_chunk(inference, phase, state, guard, feed, done, CHUNK, key, CHUNK)
+        infos.objective.block_until_ready()
+        done += CHUNK
 
     return step
 
@@ -66,4 +65,4 @@ def peak():
 
 
 with jax.enable_x64(True), threadpool_limits(1, user_api="blas"):
-    serve(make_step, peak)
+    serve(make_step, peak, steps_a_call=CHUNK)
