@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fathomgp.data import AbstractSource
+from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, Phase
 from fathomgp.model import DeepGP
@@ -43,7 +43,7 @@ class AbstractDescent(AbstractInference):
         steps: how many; ``None``: as many as data of their size usually need.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
-        natural: step size of natural gradients on the last layer's q.
+        natural: step size of natural gradients on the last layer's q; of minibatches it falls as the learning rate does.
         objective: what the steps descend, for progress and history.
     """
 
@@ -128,6 +128,18 @@ def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Floa
     """1 over the first half of the steps, then a cosine down to a tenth."""
     share = jnp.clip(2.0 * steps.astype(dtype) / jnp.maximum(horizon, 1).astype(dtype) - 1.0, 0.0, 1.0)
     return 0.55 + 0.45 * jnp.cos(jnp.pi * share)
+
+
+def natural_size(gamma: float, state: DescentState, batch: Batch, *, decay: bool = True) -> Float[Array, ""]:
+    """Gamma of a natural step, with the state's caution.
+
+    Of minibatches it falls as Adam's pace does: q ends as an average over many of them, and not over the last ten.
+    """
+    size = gamma * state.caution
+    if not decay:
+        return size
+    whole = jnp.sum(batch.weight) >= batch.num_data
+    return jnp.where(whole, size, size * schedule(state.steps, state.horizon, size.dtype))
 
 
 def lower_roots(q: tuple[Any, ...]) -> tuple[Any, ...]:

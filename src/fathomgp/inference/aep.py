@@ -35,7 +35,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInfo, Phase
-from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roots
+from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roots, natural_size
 from fathomgp.inference._propagation import PropagatedPosterior, Spread, diagonal, match_all, propagate
 from fathomgp.inference._streaming import BLOCK, Rows, stream_sum
 from fathomgp.inference.dsvi import (
@@ -136,7 +136,7 @@ class AEP(AbstractDescent):
         q_gradient = jax.tree.map(jnp.add, q_gradient, kl_gradient)
         new, fine = self._descend(state, model_gradient, lower_roots(q_gradient), decay=True), jnp.asarray(True)
         if (size := self._natural_size(state.model)) > 0.0:
-            last, fine = natural_step(state.q[-1], q_gradient[-1], size * state.caution)
+            last, fine = natural_step(state.q[-1], q_gradient[-1], natural_size(size, state, batch))
             new = eqx.tree_at(lambda s: s.q[-1], new, last)
         objective = (value + kl) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))

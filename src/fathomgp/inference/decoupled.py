@@ -31,7 +31,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import Phase
-from fathomgp.inference._descent import AbstractDescent, DescentState, longer
+from fathomgp.inference._descent import AbstractDescent, DescentState, longer, natural_size
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._streaming import path_noise
 from fathomgp.inference.dsvi import (
@@ -131,7 +131,7 @@ class Decoupled(AbstractDescent):
         new = self._descend(state, model_gradient, _lower(q_gradient), decay=True)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
-            base, fine = natural_step(state.q[-1].base, q_gradient[-1].base, self.natural * state.caution)
+            base, fine = natural_step(state.q[-1].base, q_gradient[-1].base, natural_size(self.natural, state, batch))
             new = eqx.tree_at(lambda one: one.q[-1].base, new, base)
         objective = (loss.data + loss.kl) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInfo, Phase
-from fathomgp.inference._descent import AbstractDescent, DescentState, longer, lower_roots
+from fathomgp.inference._descent import AbstractDescent, DescentState, longer, lower_roots, natural_size
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._streaming import (
@@ -88,7 +88,8 @@ class DSVI(AbstractDescent):
         steps: how many; ``None``: 1,500, and up to 6,000 where data fill more than ten batches.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
-        natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too.
+        natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too. Where the data fill
+            several batches it falls as the learning rate does.
         num_samples: sample paths a row in training.
         test_samples: sample paths a prediction: components of the answer.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only), so that
@@ -96,7 +97,7 @@ class DSVI(AbstractDescent):
         inner_root: standard deviation of the inner layers' q at the start (that of the noise where a noisy observation
             informs q: the same when it is small), in units of the prior's. At 1 the inner layers are noise that
             training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
-        decay: whether the learning rate falls at all.
+        decay: whether step sizes fall at all.
     """
 
     separates: ClassVar[bool] = True
@@ -137,7 +138,8 @@ class DSVI(AbstractDescent):
         new = self._descend(state, model_gradient, lower_roots(q_gradient), decay=self.decay)
         fine = jnp.asarray(True)
         if self.natural > 0.0:
-            last, fine = natural_step(state.q[-1], q_gradient[-1], self.natural * state.caution)
+            size = natural_size(self.natural, state, batch, decay=self.decay)
+            last, fine = natural_step(state.q[-1], q_gradient[-1], size)
             new = dataclasses.replace(new, q=(*new.q[:-1], last))
         objective = (loss.data + loss.kl) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
