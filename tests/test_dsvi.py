@@ -14,6 +14,7 @@ from fathomgp.errors import SettingError
 from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import fit_model
 from fathomgp.inference import AEP, DSVI, SGHMC, Decoupled, _streaming, dsvi
+from fathomgp.inference._descent import natural_size
 from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence, natural_step, streamed_loss
 from fathomgp.inference.exact import condition, log_evidence
 from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
@@ -66,6 +67,23 @@ def test_depth_one_with_the_optimal_q_is_the_collapsed_bound(data, key):
     assert float(elbo(model, q, batch, key=key)) == pytest.approx(float(collapsed_elbo(model, batch)), abs=1e-6)
     assert float(elbo(model, q, batch, key=key)) < float(log_evidence(shallow(x), batch))
     assert float(elbo(model, initial_q(model), batch, key=key)) < float(elbo(model, q, batch, key=key))
+
+
+@pytest.mark.parametrize(("rows", "horizon", "end"), [(100, 1500, 0.1), (25, 1500, 0.025), (1, 1500, 10 / 1500)])
+def test_natural_steps_end_as_averages_over_the_data(rows, horizon, end, rng, key):
+    x = rng.normal(size=(100, 1))
+    source = ArraySource(x, x)
+    model, batch = build_model(x, Gaussian(), 1, num_inducing=2), source.everything()
+    start = DSVI(shallow_start=False).init(model, source, key=key)
+    batch = dataclasses.replace(batch, weight=(jnp.arange(len(batch.weight)) < rows).astype(batch.weight.dtype))
+    count = lambda number: jnp.asarray(number, jnp.int32)  # noqa: E731
+
+    def size(step, **options):
+        state = dataclasses.replace(start, steps=count(step), horizon=count(horizon))
+        return float(natural_size(0.1, state, batch, **options))
+
+    assert size(0) == size(horizon // 2) == size(horizon, decay=False) == pytest.approx(0.1)
+    assert size(horizon) == pytest.approx(end)
 
 
 def test_one_natural_step_of_size_one_is_the_exact_gp(data, rng, key):

@@ -43,7 +43,7 @@ class AbstractDescent(AbstractInference):
         steps: how many; ``None``: as many as data of their size usually need.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
-        natural: step size of natural gradients on the last layer's q; of minibatches it falls as the learning rate does.
+        natural: step size of natural gradients on the last layer's q, see :func:`natural_size`.
         objective: what the steps descend, for progress and history.
     """
 
@@ -131,15 +131,20 @@ def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Floa
 
 
 def natural_size(gamma: float, state: DescentState, batch: Batch, *, decay: bool = True) -> Float[Array, ""]:
-    """Gamma of a natural step, with the state's caution.
+    """Gamma of a natural step, with the state's caution; over the last half of the steps it falls to ``gamma B / N``.
 
-    Of minibatches it falls as Adam's pace does: q ends as an average over many of them, and not over the last ten.
+    Such steps leave q an average over the last 1 / gamma batches. At the end these hold 1 / gamma times the data,
+    whatever the size of a batch; before, q may follow the kernels more quickly. A run that ends before it has seen so
+    much averages over the last tenth of its steps.
     """
     size = gamma * state.caution
     if not decay:
         return size
-    whole = jnp.sum(batch.weight) >= batch.num_data
-    return jnp.where(whole, size, size * schedule(state.steps, state.horizon, size.dtype))
+    dtype = size.dtype
+    tenth = 10.0 / (gamma * jnp.maximum(state.horizon, 1).astype(dtype))
+    share = (jnp.sum(batch.weight) / batch.num_data).astype(dtype)
+    fallen = (1.0 - schedule(state.steps, state.horizon, dtype)) / 0.9
+    return size * jnp.minimum(jnp.maximum(share, tenth), 1.0) ** fallen
 
 
 def lower_roots(q: tuple[Any, ...]) -> tuple[Any, ...]:
