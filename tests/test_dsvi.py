@@ -69,7 +69,9 @@ def test_depth_one_with_the_optimal_q_is_the_collapsed_bound(data, key):
     assert float(elbo(model, initial_q(model), batch, key=key)) < float(elbo(model, q, batch, key=key))
 
 
-@pytest.mark.parametrize(("rows", "horizon", "end"), [(100, 1500, 0.1), (25, 1500, 0.025), (1, 1500, 10 / 1500)])
+@pytest.mark.parametrize(
+    ("rows", "horizon", "end"), [(100, 1500, 0.1), (25, 1500, 0.1), (2, 1500, 0.02), (1, 900, 10 / 900)]
+)
 def test_natural_steps_end_as_averages_over_the_data(rows, horizon, end, rng, key):
     x = rng.normal(size=(100, 1))
     source = ArraySource(x, x)

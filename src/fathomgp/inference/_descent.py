@@ -131,20 +131,19 @@ def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Floa
 
 
 def natural_size(gamma: float, state: DescentState, batch: Batch, *, decay: bool = True) -> Float[Array, ""]:
-    """Gamma of a natural step, with the state's caution; over the last half of the steps it falls to ``gamma B / N``.
+    """Gamma of a natural step, with the state's caution; over the last half of the steps it falls to B / N.
 
-    Such steps leave q an average over the last 1 / gamma batches. At the end these hold 1 / gamma times the data,
-    whatever the size of a batch; before, q may follow the kernels more quickly. A run that ends before it has seen so
-    much averages over the last tenth of its steps.
+    Such steps leave q an average over the last 1 / gamma batches: at the end over all data once, and before it may
+    follow the kernels more quickly. A run that ends before it has seen so much averages over the last tenth of its
+    steps. Falling further does not pay: with noise as small as naval's, q must follow the kernels to the end.
     """
     size = gamma * state.caution
     if not decay:
         return size
-    dtype = size.dtype
-    tenth = 10.0 / (gamma * jnp.maximum(state.horizon, 1).astype(dtype))
-    share = (jnp.sum(batch.weight) / batch.num_data).astype(dtype)
-    fallen = (1.0 - schedule(state.steps, state.horizon, dtype)) / 0.9
-    return size * jnp.minimum(jnp.maximum(share, tenth), 1.0) ** fallen
+    tenth = 10.0 / jnp.maximum(state.horizon, 1).astype(size.dtype)
+    epoch = (jnp.sum(batch.weight) / batch.num_data).astype(size.dtype)
+    end = jnp.minimum(jnp.maximum(epoch, tenth) / gamma, 1.0)
+    return size * end ** ((1.0 - schedule(state.steps, state.horizon, size.dtype)) / 0.9)
 
 
 def lower_roots(q: tuple[Any, ...]) -> tuple[Any, ...]:

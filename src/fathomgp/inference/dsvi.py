@@ -88,8 +88,8 @@ class DSVI(AbstractDescent):
         steps: how many; ``None``: 1,500, and up to 6,000 where data fill more than ten batches.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
-        natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too. It falls to a
-            B / N-th over the last half of the steps, so that q ends as an average over the data.
+        natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too. It falls to
+            B / N, if that is less, over the last half of the steps, so that q ends as an average over the data.
         num_samples: sample paths a row in training.
         test_samples: sample paths a prediction: components of the answer.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only), so that
