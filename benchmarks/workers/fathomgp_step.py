@@ -1,6 +1,7 @@
 """fathomgp's training step as a worker of step_time.py: ``python fathomgp_step.py [mixed|double]``.
 
-Steps run as in a fit: several in one compiled chunk of the loop that all algorithms share, guard and batches included.
+Steps run as in a fit: several in one compiled chunk of the loop that all algorithms share, with its guard.
+Like the peer's, every step sees the same rows: nothing is gathered.
 """
 
 import sys

@@ -135,7 +135,7 @@ def natural_size(gamma: float, state: DescentState, batch: Batch, *, decay: bool
 
     Such steps leave q an average over the last 1 / gamma batches: at the end over all data once, and before it may
     follow the kernels more quickly. A run that ends before it has seen so much averages over the last tenth of its
-    steps. Falling further does not pay: with noise as small as naval's, q must follow the kernels to the end.
+    steps. Falling on, to gamma B / N, gained nothing on MNIST or naval.
     """
     size = gamma * state.caution
     if not decay:
