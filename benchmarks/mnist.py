@@ -27,6 +27,7 @@ from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.inference import DSVI, SGHMC
 from fathomgp.likelihoods import RobustMax
 from fathomgp.model import Recipe, build_model
+from fathomgp.parameters import unfreeze
 from fathomgp.precision import double_precision
 from fathomgp.predictive import Predictive
 
@@ -79,6 +80,11 @@ def probabilities(posterior, x):
     return Predictive(mixture, posterior.likelihood, np.zeros(1), np.ones(1)).probabilities()
 
 
+def with_learned_mean(layer):
+    """The layer with a mean that is learned too."""
+    return eqx.tree_at(lambda one: one.mean, layer, unfreeze(layer.mean))
+
+
 @eqx.filter_jit
 def predict(posterior, x, key):
     return posterior.predict_f(x, key=key)
@@ -95,18 +101,26 @@ def main():
     parser.add_argument("--lengthscale", type=float, default=7.0)
     parser.add_argument("--learning-rate", type=float, default=0.003)
     parser.add_argument("--natural", type=float, default=0.03, help="step size of natural gradients; 0: Adam")
+    parser.add_argument(
+        "--fixed-means", action="store_true", help="leave the inner layers' means at principal components"
+    )
+    parser.add_argument("--inner-variance", type=float, default=0.1)
     parser.add_argument("--every", type=float, default=120.0, help="seconds between two rows")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/mnist.csv"))
     arguments = parser.parse_args()
     names = ("method", "depth", "steps", "batch_size", "hidden_dim", "lengthscale", "learning_rate", "natural")
     run = "-".join(str(getattr(arguments, name)) for name in names)
+    run += f"-{arguments.inner_variance}" + ("-fixed" if arguments.fixed_means else "")
     X, labels, X_test, test_labels = images()
     some = np.random.default_rng(0).permutation(len(X))[:10_000]
-    recipe = Recipe(lengthscale=arguments.lengthscale, inner_variance=0.1)
+    recipe = Recipe(lengthscale=arguments.lengthscale, inner_variance=arguments.inner_variance)
     width = {"hidden_dim": arguments.hidden_dim} if arguments.depth > 1 else {}
     model = build_model(
         X[some].astype(float), RobustMax(10), 1, recipe=recipe, depth=arguments.depth, num_inducing=100, **width
     )
+    if arguments.depth > 1 and not arguments.fixed_means:
+        inner = [with_learned_mean(layer) for layer in model.layers[:-1]]
+        model = eqx.tree_at(lambda m: m.layers[:-1], model, tuple(inner))
     results = ResultFile(arguments.out, COLUMNS, KEY)
     watcher = Watcher(
         results, {"run": run}, lambda posterior: score(posterior, X_test, test_labels), arguments.every, print

@@ -320,6 +320,7 @@ def test_version_and_help(run):
 
 def test_lists_of_values():
     assert (splits("3"), splits("0,4"), splits("2,")) == ([0, 1, 2], [0, 4], [2])
+    assert (splits("0-2"), splits("1-2,4"), splits("2-2")) == ([0, 1, 2], [1, 2, 4], [2])
     assert quantiles("0.05, 0.5") == [0.05, 0.5]
     assert (one_or_each("5", "--x", int), one_or_each("5,3", "--x", int), one_or_each(None, "--x", int)) == (
         5,

@@ -7,6 +7,8 @@ import pytest
 
 from fathomgp import means
 from fathomgp.errors import DataError, SettingError
+from fathomgp.likelihoods import Gaussian
+from fathomgp.model import build_model
 from fathomgp.parameters import partition
 
 
@@ -92,3 +94,14 @@ def test_linear_map_fits_the_widths(x):
 def test_bad_arguments_are_refused_with_a_sentence(build, error, message):
     with pytest.raises(error, match=message):
         build()
+
+
+def test_linear_means_are_learned_where_all_layers_have_twelve_rows_a_weight(rng):
+    def learned(rows, depth):
+        model = build_model(rng.normal(size=(rows, 3)), Gaussian(0.1), 1, depth=depth, num_inducing=5)
+        return [layer.mean.weights.trainable for layer in model.layers[:-1]]
+
+    assert learned(12 * 9, 2) == [True]
+    assert learned(12 * 9 - 1, 2) == [False]
+    assert learned(12 * 9, 3) == [False, False]
+    assert learned(12 * 18, 3) == [True, True]

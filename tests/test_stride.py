@@ -217,10 +217,10 @@ def function_moments(six, white):
     inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, white))
     top, _ = condition_top(model, COLLAPSED, batch, inputs, inducing, white[:, :0])
     kernel = model.layers[-1].kernel
-    mapped = jax.vmap(lambda z, maps, h: maps @ kernel(z, h)[None])(top.z, top.maps, inputs)
-    mean = jnp.einsum("smn,smq->sn", mapped[:, 0], top.mean)
-    squares = jnp.sum(mapped**2, axis=2)
-    return mean, mean**2 + kernel.diagonal(batch.x)[None] - squares[:, 0] + squares[:, 1]
+    A = jax.vmap(lambda z, whitening, h: whitening @ kernel(z, h))(top.z, top.whitening, inputs)
+    mean = jnp.einsum("smn,smq->sn", A, top.mean)
+    spread = jnp.sum((top.roots[:, 0] @ A) ** 2, axis=1) - jnp.sum(A**2, axis=1)
+    return mean, mean**2 + kernel.diagonal(batch.x)[None] + spread
 
 
 @pytest.mark.slow
@@ -353,7 +353,10 @@ def test_the_exact_evidence_is_that_of_all_rows_as_inducing_points(rng):
     one, two = (condition_top(model, top, batch, inputs, every, white[:, :0])[0] for top in (standard, collapsed))
     new = jnp.asarray(rng.normal(size=(5, 2)))
     for i in range(3):
-        a, b = (moments(model.layers[-1], Conditional(t.z[i], t.mean[i], t.maps[i]), new) for t in (one, two))
+        a, b = (
+            moments(model.layers[-1], Conditional(t.z[i], t.mean[i], t.whitening[i], t.roots[i]), new)
+            for t in (one, two)
+        )
         assert np.allclose(a[0], b[0], atol=1e-3)
         assert np.allclose(a[1], b[1], atol=1e-3)
 

@@ -27,7 +27,9 @@ def _group() -> None:
 def uci(
     datasets: Annotated[str, typer.Option(help="Names with commas between them, see fathomgp data list.")],
     methods: Annotated[str, typer.Option(help="Names with commas between them: exact, sgpr, linear, ...")] = "exact",
-    splits: Annotated[str, typer.Option(help='How many of the standard splits ("5"), or which ("0,1,4").')] = "5",
+    splits: Annotated[
+        str, typer.Option(help='How many of the standard splits ("5"), or which ("0,1,4", "0-4").')
+    ] = "5",
     depth: Annotated[int | None, typer.Option(help="Layers of the deep methods.")] = None,
     num_inducing: Annotated[int | None, typer.Option(help="Inducing points of the sparse methods.")] = None,
     hidden_dim: Annotated[int | None, typer.Option(help="Width of the deep methods' inner layers.")] = None,

@@ -26,16 +26,25 @@ def quantiles(text: str) -> list[float]:
 
 
 def splits(text: str) -> list[int]:
-    """``"5"`` is the first five splits, ``"0,3"`` (or ``"3,"``) the splits of these numbers.
+    """``"5"`` is the first five splits, ``"0,3"`` (or ``"3,"``) the splits of these numbers, ``"0-4"`` a range of them.
 
     Example:
-        >>> splits("3"), splits("3,")
-        ([0, 1, 2], [3])
+        >>> splits("3"), splits("3,"), splits("0-2,5")
+        ([0, 1, 2], [3], [0, 1, 2, 5])
     """
-    numbers = [_convert(word, int, "--splits", "a whole number") for word in words(text, "--splits")]
-    if min(numbers) < 0 or (numbers == [0] and "," not in text):
-        raise SettingError(f"--splits is {text!r}: give how many splits, or the numbers of some (0,1,4).")
-    return numbers if "," in text else list(range(numbers[0]))
+    ranges = [_range(word) for word in words(text, "--splits")]
+    numbers = [number for one in ranges for number in one]
+    counted = "," not in text and "-" not in text.strip()
+    if not numbers or min(numbers) < 0 or (counted and numbers == [0]):
+        raise SettingError(f"--splits is {text!r}: give how many splits, or the numbers of some (0,1,4 or 0-4).")
+    return list(range(numbers[0])) if counted else list(dict.fromkeys(numbers))
+
+
+def _range(word: str) -> Sequence[int]:
+    """``"2-4"`` is 2, 3 and 4; ``"2"`` is 2."""
+    first, dash, last = word.partition("-") if not word.startswith("-") else (word, "", "")
+    bounds = [_convert(end.strip(), int, "--splits", "a whole number") for end in (first, last if dash else first)]
+    return range(bounds[0], bounds[1] + 1)
 
 
 def one_or_each(text: str | None, option: str, convert: Callable[[str], T]) -> T | Sequence[T] | None:

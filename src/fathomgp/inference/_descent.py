@@ -42,7 +42,8 @@ class AbstractDescent(AbstractInference):
     Attributes:
         steps: how many; ``None``: as many as data of their size usually need.
         batch_size: rows a step; data with fewer rows are used whole.
-        learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
+        learning_rate: Adam's; it rises to that over the first steps, and falls to a tenth along a cosine over the last
+            half of them.
         natural: step size of natural gradients on the last layer's q, see :func:`natural_size`.
         objective: what the steps descend, for progress and history.
     """
@@ -80,7 +81,8 @@ class AbstractDescent(AbstractInference):
         """One step on the learned parts of the model and on q."""
         pace = state.caution
         if decay:
-            pace = pace * schedule(state.steps, state.horizon, pace.dtype)
+            clock = (state.steps, state.horizon, pace.dtype)
+            pace = pace * warm_up(*clock) * schedule(*clock)
         gradient = (partition(model_gradient)[0], q_gradient)
         model, q, adam = descend(self._adam(), state.adam, state.model, state.q, gradient, pace)
         return DescentState(model, q, adam, state.steps + 1, state.horizon, state.caution)
@@ -128,6 +130,16 @@ def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Floa
     """1 over the first half of the steps, then a cosine down to a tenth."""
     share = jnp.clip(2.0 * steps.astype(dtype) / jnp.maximum(horizon, 1).astype(dtype) - 1.0, 0.0, 1.0)
     return 0.55 + 0.45 * jnp.cos(jnp.pi * share)
+
+
+def warm_up(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
+    """From next to nothing up to 1 over the first hundred steps, or the first tenth of fewer.
+
+    Adam's first step is as long as its others, in a direction that one batch has chosen: on data with next to no noise
+    it undoes the start.
+    """
+    length = jnp.clip(0.1 * horizon.astype(dtype), 1.0, 100.0)
+    return jnp.minimum((steps.astype(dtype) + 1.0) / length, 1.0)
 
 
 def natural_size(gamma: float, state: DescentState, batch: Batch, *, decay: bool = True) -> Float[Array, ""]:

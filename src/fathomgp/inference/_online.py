@@ -212,8 +212,7 @@ def conditionals(
         whitened = factor[None] @ gp.covariance @ factor.T[None]
         free = jnp.diag(jnp.where(gp.active, 0.0, 1.0))[None]
         lower = safe_cholesky(0.5 * (whitened + jnp.swapaxes(whitened, 1, 2)) + free).lower
-        roots = jnp.swapaxes(lower, 1, 2) @ factor[None]
-        answers.append(Conditional(gp.x, factor @ gp.mean, jnp.concatenate([factor[None], roots])))
+        answers.append(Conditional(gp.x, factor @ gp.mean, factor, jnp.swapaxes(lower, 1, 2)))
     return tuple(answers), reports
 
 

@@ -65,7 +65,7 @@ def _sum_blocks(function: Callable[[Rows, Any], Any], parts: tuple[Rows, Any], b
 
 def rows_a_block(conditionals: Sequence[Conditional], num_samples: int = 1) -> int:
     """How many rows should stream through layers at a time."""
-    largest = max(math.prod(conditional.maps.shape[:-1]) for conditional in conditionals)
+    largest = max(math.prod(part.shape[:-1]) for one in conditionals for part in (one.whitening, one.roots))
     return max(1, min(BLOCK, _BLOCK_NUMBERS // largest) // num_samples)
 
 

@@ -187,13 +187,13 @@ class STRIDEPosterior(AbstractPosterior):
         self, inputs: Float[Array, "N F"], top: Conditioned
     ) -> tuple[Float[Array, "N Q"], Float[Array, "N Q"]]:
         """Moments of the last layer given one particle."""
-        return moments(self.model.layers[-1], Conditional(top.z, top.mean, top.maps), inputs)
+        return moments(self.model.layers[-1], Conditional(top.z, top.mean, top.whitening, top.roots), inputs)
 
     def _joint(
         self, inputs: Float[Array, "N F"], top: Conditioned
     ) -> tuple[Float[Array, "N Q"], Float[Array, "Q N N"]]:
         """Mean and covariance between rows of the last layer given one particle."""
-        return joint_moments(self.model.layers[-1], Conditional(top.z, top.mean, top.maps), inputs)
+        return joint_moments(self.model.layers[-1], Conditional(top.z, top.mean, top.whitening, top.roots), inputs)
 
 
 def _moments(

@@ -66,12 +66,14 @@ class Conditioned(eqx.Module):
     Attributes:
         z: what the layer sees at the inducing points.
         mean: whitened means.
-        maps: Lz^-1 first; then, where inducing values are uncertain, T^T Lz^-1 of every group of outputs.
+        whitening: Lz^-1.
+        roots: where inducing values are uncertain, T^T of every group of outputs.
     """
 
     z: Float[Array, "S M F"]
     mean: Float[Array, "S M Q"]
-    maps: Float[Array, "S C M M"]
+    whitening: Float[Array, "S M M"]
+    roots: Float[Array, "S R M M"]
 
 
 def log_likelihood(
@@ -137,14 +139,15 @@ def condition_top(
     data, whitening = sums(model, top, batch, inputs, inducing)
     inverse = whitening.inverse
     if top.kind == "sampled":
-        return Conditioned(z, _top_white(model, white, len(inducing)), inverse[:, None]), whitening.report
+        return Conditioned(
+            z, _top_white(model, white, len(inducing)), inverse, inverse[:, None][:, :0]
+        ), whitening.report
     scale = _noise(model, top, batch)[None, :, None, None]
     B = jnp.eye(len(inducing), dtype=scale.dtype)[None, None] + data.gram / scale
     root = inverse_lower(safe_cholesky(B, jitter=0.0).lower)
     mean = jnp.swapaxes(root, 2, 3) @ (root @ (data.cross / scale))
     flat = jnp.moveaxis(mean, 1, 2).reshape(len(inputs), len(inducing), -1)
-    maps = jnp.concatenate([inverse[:, None], root @ inverse[:, None]], axis=1)
-    return Conditioned(z, flat, maps), whitening.report
+    return Conditioned(z, flat, inverse, root), whitening.report
 
 
 def members(top: Top, batch: Batch) -> Float[Array, " N"]:
@@ -296,4 +299,4 @@ def _condition_exactly(model: DeepGP, batch: Batch, inputs: Float[Array, "S N F"
     K, observed, Y = _covariances(model, batch, inputs)
     factor = safe_cholesky(K, jitter=0.0)
     inverse = jnp.where(observed[None, None, :], inverse_lower(factor.lower), 0.0)
-    return Conditioned(inputs, inverse @ Y, inverse[:, None]), factor.report
+    return Conditioned(inputs, inverse @ Y, inverse, inverse[:, None][:, :0]), factor.report

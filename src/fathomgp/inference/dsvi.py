@@ -141,6 +141,8 @@ class DSVI(AbstractDescent):
             size = natural_size(self.natural, state, batch, decay=self.decay)
             last, fine = natural_step(state.q[-1], q_gradient[-1], size)
             new = dataclasses.replace(new, q=(*new.q[:-1], last))
+            if self.shallow_start:  # without it, noise would take in what no function has explained yet
+                new = dataclasses.replace(new, model=natural_noise(new.model, state.model, model_gradient, batch, size))
         objective = (loss.data + loss.kl) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, DSVIInfo(objective, ok, jnp.asarray(False), loss.jitter, loss.kl / batch.num_data)
@@ -259,6 +261,29 @@ def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tu
     root = jnp.swapaxes(inverse_lower(factor.lower), 1, 2)[:, ::-1, ::-1]
     mean = m - gamma * root @ (jnp.swapaxes(root, 1, 2) @ (m + g))
     return Whitened(mean[:, :, 0].T, root), jnp.all(factor.ok)
+
+
+def natural_noise(new: DeepGP, old: DeepGP, gradient: DeepGP, batch: Batch, gamma: Float[Array, ""]) -> DeepGP:
+    """``new`` with the Gaussian noise that a natural step from ``old`` gives, if it is learned.
+
+    With e = E_q[(y - f)^2], averaged over the rows (read off the gradient), that step is
+
+        s2 <- (1 - gamma) s2 + gamma e:
+
+    noise follows the residuals within 1 / gamma steps, up or down. Adam would move it by a hundredth a step, and where
+    data have next to no noise, residuals a thousand times as large fill its memory first.
+    """
+    if not isinstance(old.likelihood, Gaussian) or not old.likelihood.variance.trainable:
+        return new
+    variance, slope = old.likelihood.variance, gradient.likelihood.variance.raw
+    noise, lower = variance.value, variance.lower
+    seen = jnp.where(batch.observed, batch.weight[:, None], 0.0).astype(noise.dtype)
+    count = batch.scale.astype(noise.dtype) * (jnp.sum(seen) if noise.ndim == 0 else jnp.sum(seen, axis=0))
+    # d(minus the bound)/d raw = (s2 - lower) count (s2 - e) / (2 s2^2)
+    residual = noise - 2.0 * noise**2 * slope / ((noise - lower) * count)
+    follow = (1.0 - gamma) * noise + gamma * residual
+    raw = jnp.log(jnp.maximum(follow - lower, 1e-3 * (noise - lower)))
+    return eqx.tree_at(lambda model: model.likelihood.variance.raw, new, jnp.where(count > 0, raw, variance.raw))
 
 
 def _absolute(H: Float[Array, "P M M"]) -> Float[Array, "P M M"]:

@@ -5,9 +5,9 @@ With Lz Lz^T = k(Z, Z), whitened inducing values v = Lz^-1 u ~ N(m~, T T^T) and 
     mean(x) = A^T m~ + m(x)          var(x) = k(x, x) - |A|^2 + |T^T A|^2
 
 The work splits in two. :func:`prepare` and :func:`condition_on` do what has no data axis (factorise, invert, M x M
-products, in the precision of the parameters); :func:`moments` does what has one, by a single matrix product with the
-stacked maps Lz^-1 and T^T Lz^-1. Large triangular solves are several times slower than products on a CPU, so the factor
-is inverted once.
+products, in the precision of the parameters); :func:`moments` does what has one: A by a product with Lz^-1, then T^T A
+of all outputs by a single product with the stacked roots. Large triangular solves are several times slower than
+products on a CPU, so the factor is inverted once.
 """
 
 import equinox as eqx
@@ -50,7 +50,7 @@ class Informed(eqx.Module):
         S = V (I + V)^-1 = I - R^T R,
 
     so that var(x) = k(x, x) - |R A|^2: the single map R Lz^-1 gives mean and variance, where :class:`Whitened` needs
-    Lz^-1 and T^T Lz^-1. That halves the data-sized work of a layer whose outputs have a k(Z, x) each.
+    Lz^-1 and then T^T. That halves the data-sized work of a layer whose outputs have a k(Z, x) each.
 
     Attributes:
         mean: mu, one column an output.
@@ -87,15 +87,22 @@ class Conditional(eqx.Module):
     Attributes:
         z: the inducing inputs.
         mean: m~.
-        maps: what multiplies k(Z, x): Lz^-1 first, then T^T Lz^-1 of every output (or of all; none when v is known). Of
-            an :class:`Informed` q, R Lz^-1 alone, and ``mean`` is mu.
+        whitening: Lz^-1, which turns k(Z, x) into A. Of an :class:`Informed` q, R Lz^-1, and ``mean`` is mu.
+        roots: T^T of every output (or of all), which multiplies A; none when v is known or q informed.
         extra: what decoupled algorithms add to the mean, or ``None``.
     """
 
     z: Float[Array, "*separate M D"]
     mean: Float[Array, "*separate M P"]
-    maps: Float[Array, "*separate C M M"]
+    whitening: Float[Array, "*separate M M"]
+    roots: Float[Array, "*separate R M M"]
     extra: MeanTerm | None = None
+
+    @property
+    def maps(self) -> Float[Array, "*separate C M M"]:
+        """What multiplies k(Z, x) in all: Lz^-1 first, then T^T Lz^-1 of every output."""
+        one = self.whitening[..., None, :, :]
+        return jnp.concatenate([one, self.roots @ one], axis=-3)
 
 
 def prepare(layer: Layer, *, jitter: float | None = None) -> Whitener:
@@ -121,14 +128,9 @@ def condition_on(layer: Layer, whitener: Whitener, q: Whitened) -> Conditional:
     """Everything of a layer's q(f) that does not depend on the data."""
     assert layer.z is not None
     if not layer.separate:
-        return _condition_on(layer.z.value, whitener.inverse_factor, q)
-    root = q.root[:, None] if len(q.root) else jnp.zeros((layer.width, *q.root.shape), q.root.dtype)
-    return jax.vmap(_condition_on)(layer.z.value, whitener.inverse_factor, Whitened(q.mean.T[:, :, None], root))
-
-
-def _condition_on(z: Float[Array, "M D"], whitening: Float[Array, "M M"], q: Whitened) -> Conditional:
-    spread = jnp.swapaxes(q.root, 1, 2) @ whitening
-    return Conditional(z, q.mean, jnp.concatenate([whitening[None], spread]))
+        return Conditional(layer.z.value, q.mean, whitener.inverse_factor, jnp.swapaxes(q.root, 1, 2))
+    roots = q.root[:, None] if len(q.root) else jnp.zeros((layer.width, *q.root.shape), q.root.dtype)
+    return Conditional(layer.z.value, q.mean.T[:, :, None], whitener.inverse_factor, jnp.swapaxes(roots, 2, 3))
 
 
 def condition_on_informed(
@@ -138,8 +140,10 @@ def condition_on_informed(
     assert layer.z is not None
     if not layer.separate:
         assert layer.width == 1, "outputs that share a kernel need a map each and Lz^-1"
-        return Conditional(layer.z.value, mean, shrinkage @ whitener.inverse_factor[None])
-    return Conditional(layer.z.value, mean.T[:, :, None], (shrinkage @ whitener.inverse_factor)[:, None])
+        return Conditional(layer.z.value, mean, shrinkage[0] @ whitener.inverse_factor, shrinkage[:0])
+    return Conditional(
+        layer.z.value, mean.T[:, :, None], shrinkage @ whitener.inverse_factor, shrinkage[:, None][:, :0]
+    )
 
 
 def known(v: Float[Array, "M P"]) -> Whitened:
@@ -167,7 +171,8 @@ def moments(
 
 
 def _shift_and_variance(kernel: AbstractKernel, conditional: Conditional, x: Array) -> tuple[Array, Array]:
-    shift, change = mean_and_spread(kernel(conditional.z, x), conditional.maps, conditional.mean)
+    K = kernel(conditional.z, x)
+    shift, change = mean_and_spread(K, conditional.whitening, conditional.roots, conditional.mean)
     return shift, (kernel.diagonal(x)[None] + change).T
 
 
@@ -186,12 +191,12 @@ def joint_moments(
 
 
 def _shift_and_covariance(kernel: AbstractKernel, conditional: Conditional, x: Array) -> tuple[Array, Array]:
-    mapped = _apply_maps(conditional.maps, kernel(conditional.z, x))
-    squares = jnp.swapaxes(mapped, 1, 2) @ mapped
-    covariance = kernel(x)[None] - squares[:1]
-    if len(squares) > 1:
-        covariance = covariance + squares[1:]
-    return mapped[0].T @ conditional.mean, covariance
+    A = product(conditional.whitening, kernel(conditional.z, x))
+    covariance = (kernel(x) - A.T @ A)[None]
+    if len(conditional.roots):
+        spread = _spread(conditional.roots, A)
+        covariance = covariance + jnp.swapaxes(spread, 1, 2) @ spread
+    return A.T @ conditional.mean, covariance
 
 
 def sample_path(
@@ -214,37 +219,41 @@ def _centred_path(kernel: AbstractKernel, conditional: Conditional, x: Array, ke
     prior_key, noise_key = jax.random.split(key)
     e = jax.random.normal(noise_key, conditional.mean.shape, conditional.mean.dtype)
     prior = prior_function(kernel, conditional.z.shape[1], key=prior_key, width=width, like=e)
-    mapped = _apply_maps(conditional.maps, kernel(conditional.z, x))
-    value = mapped[0].T @ (conditional.mean - conditional.maps[0] @ prior(conditional.z)) + prior(x)
-    if len(mapped) == 1:
+    A = product(conditional.whitening, kernel(conditional.z, x))
+    value = A.T @ (conditional.mean - conditional.whitening @ prior(conditional.z)) + prior(x)
+    if not len(conditional.roots):
         return value
-    return value + jnp.einsum("pmn,mp->np", jnp.broadcast_to(mapped[1:], (width, *mapped.shape[1:])), e)
+    spread = _spread(conditional.roots, A)
+    return value + jnp.einsum("pmn,mp->np", jnp.broadcast_to(spread, (width, *spread.shape[1:])), e)
 
 
 @jax.custom_vjp
 def mean_and_spread(
-    K: Float[Array, "M N"], maps: Float[Array, "C M M"], mean: Float[Array, "M P"]
-) -> tuple[Float[Array, "N P"], Float[Array, "R N"]]:
+    K: Float[Array, "M N"], whitening: Float[Array, "M M"], roots: Float[Array, "R M M"], mean: Float[Array, "M P"]
+) -> tuple[Float[Array, "N P"], Float[Array, "_ N"]]:
     """``A^T m~``, and what the data change in the variance, ``|T^T A|^2 - |A|^2`` (``-|A|^2`` when v is known).
 
-    All the data-sized products of a layer, with a pull-back by hand. A single root sends one weight g a row back, so
-    that W K needs no weighted copy, with s = -1 for Lz^-1 and 1 for T^T Lz^-1:
+    All the data-sized products of a layer, with a pull-back by hand, which weighs rows where that is cheapest: with B =
+    T^T A and a weight g a row and root,
 
-        K_bar = 2 g (W^T s (W K)) + ...,        W_bar = 2 s (W K) (g K)^T + ...
+        T^T_bar = 2 B (g A)^T,    A_bar = 2 (T (g B) - g A) + m~ g_mean^T,    K_bar = Lz^-T A_bar,    Lz^-1_bar = A_bar K^T
 
-    ``W (K g K^T)`` would save a product, but loses the gradient in float32 (more than 1 % after 400 steps).
+    ``T (A g A^T)`` would save a product, but such sums lose the gradient in float32 (more than 1 % after 400 steps).
     """
-    return _mean_and_spread(K, maps, mean)[0]
+    return _mean_and_spread(K, whitening, roots, mean)[0]
 
 
-def _mean_and_spread(K: Array, maps: Array, mean: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
-    mapped = _apply_maps(maps, K)
-    if len(maps) == 2:  # summed at once: half the passes over the largest array
-        change = jnp.sum(mapped[1] ** 2 - mapped[0] ** 2, axis=0)[None]
+def _mean_and_spread(
+    K: Array, whitening: Array, roots: Array, mean: Array
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    A = product(whitening, K)
+    B = _spread(roots, A)
+    if len(roots) == 1:  # summed at once: half the passes over the largest arrays
+        change = jnp.sum(B[0] ** 2 - A**2, axis=0)[None]
     else:
-        squares = _sum_of_squares(mapped)
-        change = squares[1:] - squares[:1] if len(maps) > 1 else -squares
-    return (mapped[0].T @ mean, change), (K, maps, mean, mapped)
+        own = _sum_of_squares(A[None])
+        change = _sum_of_squares(B) - own if len(roots) else -own
+    return (A.T @ mean, change), (K, whitening, roots, mean, A, B)
 
 
 def _sum_of_squares(mapped: Float[Array, "C M N"]) -> Float[Array, "C N"]:
@@ -253,19 +262,19 @@ def _sum_of_squares(mapped: Float[Array, "C M N"]) -> Float[Array, "C N"]:
     return sum((jnp.sum(part**2, axis=1) for part in stretches[1:]), start=jnp.sum(stretches[0] ** 2, axis=1))
 
 
-def _pull_back(residuals: tuple[Array, ...], cotangents: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-    (K, maps, mean, mapped), (g_mean, g) = residuals, cotangents
-    if len(g) > 1:
-        weights = 2.0 * jnp.concatenate([-jnp.sum(g, axis=0, keepdims=True), g])
-        G = weights[:, None] * mapped
-        G = G.at[0].add(mean @ g_mean.T).reshape(-1, K.shape[1])
-        tall = maps.reshape(-1, maps.shape[2])
-        return transposed_product(tall, G), (G @ K.T).reshape(maps.shape), mapped[0] @ g_mean
-    signs = 2.0 * jnp.ones((len(maps), 1, 1), K.dtype).at[0].set(-1.0)
-    stacked, shift = mapped.reshape(-1, K.shape[1]), K @ g_mean
-    maps_bar = (signs * (stacked @ (K * g).T).reshape(maps.shape)).at[0].add(mean @ shift.T)
-    K_bar = transposed_product((signs * maps).reshape(-1, maps.shape[2]), stacked) * g
-    return K_bar + (maps[0].T @ mean) @ g_mean.T, maps_bar, maps[0] @ shift
+def _pull_back(residuals: tuple[Array, ...], cotangents: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
+    (K, whitening, roots, mean, A, B), (g_mean, g) = residuals, cotangents
+    A_bar = mean @ g_mean.T - 2.0 * jnp.sum(g, axis=0, keepdims=True) * A
+    if len(roots) == 1:
+        roots_bar = (2.0 * B[0]) @ (g * A).T
+        A_bar, roots_bar = A_bar + 2.0 * g * transposed_product(roots[0], B[0]), roots_bar[None]
+    elif len(roots):
+        G = ((2.0 * g)[:, None] * B).reshape(-1, K.shape[1])
+        A_bar = A_bar + transposed_product(roots.reshape(-1, roots.shape[2]), G)
+        roots_bar = (G @ A.T).reshape(roots.shape)
+    else:
+        roots_bar = roots
+    return transposed_product(whitening, A_bar), A_bar @ K.T, roots_bar, A @ g_mean
 
 
 mean_and_spread.defvjp(_mean_and_spread, _pull_back)
@@ -288,6 +297,6 @@ def _inducing_covariance(layer: Layer) -> Float[Array, "_ M M"]:
     return layer.kernel(layer.z.value)[None]
 
 
-def _apply_maps(maps: Float[Array, "C M M"], K: Float[Array, "M N"]) -> Float[Array, "C M N"]:
-    """All maps at once: one tall matrix product is faster than several small ones."""
-    return product(maps.reshape(-1, maps.shape[2]), K).reshape(*maps.shape[:2], K.shape[1])
+def _spread(roots: Float[Array, "R M M"], A: Float[Array, "M N"]) -> Float[Array, "R M N"]:
+    """``T^T A`` of all outputs at once: one tall matrix product is faster than several small ones."""
+    return product(roots.reshape(-1, roots.shape[2]), A).reshape(*roots.shape[:2], A.shape[1])
