@@ -6,6 +6,7 @@ import typer
 
 from fathomgp._version import __version__
 from fathomgp.cli import _bench, _data, _demo, _evaluate, _fit, _predict, _stream
+from fathomgp.cli._compiled import keep_compiled
 from fathomgp.cli._console import OneLineErrors
 
 app = typer.Typer(
@@ -44,4 +45,5 @@ def _options(
 
 def main() -> None:
     """The entry point of the command ``fathomgp``."""
+    keep_compiled()
     app(prog_name="fathomgp")

@@ -9,7 +9,6 @@ import hashlib
 import http.client
 import os
 import pathlib
-import sys
 import tempfile
 import urllib.request
 import zipfile
@@ -20,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int
 
+from fathomgp._places import cache_directory
 from fathomgp.data._catalogue import CATALOGUE, Arrays, Entry
 from fathomgp.data._tables import near_miss
 from fathomgp.errors import DataError
@@ -111,18 +111,6 @@ def fetch_dataset(name: str, *, address: str | None = None) -> pathlib.Path:
     if array_checksum(arrays) != entry.checksum:
         raise DataError(f"{base} does not hold the published data of {name!r} (their SHA-256 differs): {remedy}.")
     return _write_archive(cache_directory() / f"{name}.npz", arrays)
-
-
-def cache_directory() -> pathlib.Path:
-    """Where downloads are kept: ``FATHOMGP_CACHE``, else ``fathomgp`` in the platform's cache directory."""
-    if chosen := os.environ.get("FATHOMGP_CACHE"):
-        return pathlib.Path(chosen)
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return pathlib.Path(xdg) / "fathomgp"
-    if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (pathlib.Path(local) if local else pathlib.Path.home() / "AppData" / "Local") / "fathomgp"
-    return pathlib.Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "fathomgp"
 
 
 def array_checksum(arrays: Mapping[str, np.ndarray]) -> str:

@@ -117,6 +117,7 @@ class SGHMC(AbstractInference):
     """
 
     separates: ClassVar[bool] = True
+    separate_rows: ClassVar[int] = 50
     burn_in: int | None = eqx.field(static=True, default=None)
     sampling: int = eqx.field(static=True, default=2000)
     draws: int = eqx.field(static=True, default=100)

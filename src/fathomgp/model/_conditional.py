@@ -236,7 +236,9 @@ def mean_and_spread(
     All the data-sized products of a layer, with a pull-back by hand, which weighs rows where that is cheapest: with B =
     T^T A and a weight g a row and root,
 
-        T^T_bar = 2 B (g A)^T,    A_bar = 2 (T (g B) - g A) + m~ g_mean^T,    K_bar = Lz^-T A_bar,    Lz^-1_bar = A_bar K^T
+        T^T_bar = 2 B (g A)^T,    A_bar = 2 (T (g B) - g A) + m~ g_mean^T,
+
+        K_bar = Lz^-T A_bar,      Lz^-1_bar = A_bar K^T.
 
     ``T (A g A^T)`` would save a product, but such sums lose the gradient in float32 (more than 1 % after 400 steps).
     """

@@ -77,6 +77,7 @@ def build_model(
     skip_inputs: bool = False,
     architecture: str | AbstractArchitecture = "composition",
     separate: bool = False,
+    separate_rows: int = 0,
     seed: int = 0,
 ) -> DeepGP:
     """A deep GP that starts well on the standardised inputs ``x``.
@@ -98,6 +99,7 @@ def build_model(
         architecture: how layers are joined, a name or an object.
         separate: whether the algorithm allows inner layers whose outputs have kernels and inducing inputs of their own;
             the recipe says up to which width.
+        separate_rows: rows an output that these need: with fewer, the outputs share them.
         seed: of k-means.
     """
     chosen, joined = _find_recipe(recipe), find_architecture(architecture)
@@ -128,7 +130,8 @@ def build_model(
             width=width,
             noise=noise,
         )
-        if separate and not last and width <= chosen.max_separate and layer.z is not None:
+        enough = width <= chosen.max_separate and len(x) >= separate_rows * width
+        if separate and enough and not last and layer.z is not None:
             layer = separate_outputs(layer, _own_inducing(h, layer, seed=seed))
         layers.append(layer)
         if not last:
