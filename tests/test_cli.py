@@ -1,9 +1,12 @@
+import os
+
 import numpy as np
 import pandas as pd
 import pytest
 
 import fathomgp
 from fathomgp import demo
+from fathomgp.cli._compiled import keep_compiled
 from fathomgp.cli._files import ColumnMatcher, TableWriter, read_blocks
 from fathomgp.cli._fit import _hold_out, _looks_like_labels
 from fathomgp.cli._parse import one_or_each, quantiles, splits
@@ -330,6 +333,18 @@ def test_lists_of_values():
     for bad in ("", "0", "-1", "a"):
         with pytest.raises(SettingError, match="--splits"):
             splits(bad)
+
+
+def test_the_command_keeps_compiled_programs_unless_told_where(tmp_path, monkeypatch):
+    for name in ("JAX_COMPILATION_CACHE_DIR", "TF_CPP_MIN_LOG_LEVEL"):
+        monkeypatch.setenv(name, "mine")
+    monkeypatch.setenv("FATHOMGP_CACHE", str(tmp_path))
+    keep_compiled()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    keep_compiled()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"].startswith(str(tmp_path / "compiled"))
+    assert not (tmp_path / "compiled").exists()
 
 
 def test_empty_tables_are_refused_when_read(tmp_path):

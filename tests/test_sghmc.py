@@ -252,3 +252,9 @@ def test_settings_are_checked():
         SGHMC(energy="free")
     with pytest.raises(SettingError, match="hyperparameters='em' is unknown: choose one of 'moving-window', 'mcem'"):
         SGHMC(hyperparameters="em")
+
+
+def test_steps_are_larger_where_data_fill_several_batches():
+    sizes = [float(SGHMC()._eps(jnp.asarray(rows), 1024)) for rows in (500.0, 1024.0, 2000.0)]
+    assert sizes == pytest.approx([0.01, 0.01, 0.03])
+    assert float(SGHMC(step_size=0.1)._eps(jnp.asarray(2000.0), 1024)) == pytest.approx(0.1)

@@ -105,7 +105,8 @@ class SGHMC(AbstractInference):
         draws: kept of each chain, evenly spaced over the sampling phase; the paper has 200.
         chains: independent chains; with several, the verdict after a fit can tell whether they agree.
         batch_size: rows a batch; data with fewer rows are used whole. The paper has 10,000.
-        step_size: the sampler's eps.
+        step_size: the sampler's eps; ``None``: 0.01, and 0.03 where data fill several batches. Larger steps mix inner
+            layers before they have learned (energy loses 0.4 nats at 0.03), but on kin8nm a larger step gained 0.03.
         friction: the sampler's a.
         learning_rate: Adam's, of the hyperparameters; it falls to a tenth along a cosine over the last half of burn-in.
         hyperparameters: ``"moving-window"``, ``"mcem"``, ``"naive"`` or ``"fixed"``.
@@ -123,7 +124,7 @@ class SGHMC(AbstractInference):
     draws: int = eqx.field(static=True, default=100)
     chains: int = eqx.field(static=True, default=1)
     batch_size: int = eqx.field(static=True, default=1024)
-    step_size: float = eqx.field(static=True, default=0.01)
+    step_size: float | None = eqx.field(static=True, default=None)
     friction: float = eqx.field(static=True, default=0.05)
     learning_rate: float = eqx.field(static=True, default=0.01)
     hyperparameters: str = eqx.field(static=True, default="moving-window")
@@ -138,7 +139,7 @@ class SGHMC(AbstractInference):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
         for name in ("step_size", "learning_rate"):
-            if getattr(self, name) <= 0.0:
+            if getattr(self, name) is not None and getattr(self, name) <= 0.0:
                 raise SettingError(f"{name} must be positive, but it is {getattr(self, name)}.")
         if not 0.0 < self.friction <= 1.0:
             raise SettingError(f"friction must lie above 0 and not above 1, but it is {self.friction}.")
@@ -243,7 +244,8 @@ class SGHMC(AbstractInference):
             )
 
         energy, gradient = jax.vmap(one_chain)(jnp.arange(self.chains), state.v)
-        num_data, eps = batches.num_data.astype(energy.dtype), self.step_size * state.caution
+        num_data = batches.num_data.astype(energy.dtype)
+        eps = self._eps(num_data, batches.weight.shape[-1]) * state.caution
         transform = hamiltonian_sampler(
             num_data, step_size=eps, friction=self.friction, adapting=phase.name != SAMPLING
         )
@@ -254,6 +256,10 @@ class SGHMC(AbstractInference):
         draws, filled = _keep(phase, state, v, energy)
         new = dataclasses.replace(state, v=v, sampler=sampler, draws=draws, filled=filled, steps=state.steps + 1)
         return new, SGHMCInfo(jnp.mean(energy), ok, jnp.asarray(False), _jitter(whiteners), temperature)
+
+    def _eps(self, num_data: Float[Array, ""], rows: int) -> Float[Array, ""]:
+        usual = jnp.where(num_data > rows, 0.03, 0.01)
+        return (usual if self.step_size is None else jnp.asarray(self.step_size)).astype(num_data.dtype)
 
     def _climb(
         self, state: SGHMCState, factors: "Factors", batch: Batch, key: PRNGKeyArray
