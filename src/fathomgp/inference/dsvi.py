@@ -275,8 +275,9 @@ def natural_noise(new: DeepGP, old: DeepGP, gradient: DeepGP, batch: Batch, gamm
     """
     if not isinstance(old.likelihood, Gaussian) or not old.likelihood.variance.trainable:
         return new
+    assert isinstance(gradient.likelihood, Gaussian)
     variance, slope = old.likelihood.variance, gradient.likelihood.variance.raw
-    noise, lower = variance.value, variance.lower
+    noise, lower = variance.value, variance.lower or 0.0
     seen = jnp.where(batch.observed, batch.weight[:, None], 0.0).astype(noise.dtype)
     count = batch.scale.astype(noise.dtype) * (jnp.sum(seen) if noise.ndim == 0 else jnp.sum(seen, axis=0))
     # d(minus the bound)/d raw = (s2 - lower) count (s2 - e) / (2 s2^2)
