@@ -258,3 +258,11 @@ def test_steps_are_larger_where_data_fill_several_batches():
     sizes = [float(SGHMC()._eps(jnp.asarray(rows), 1024)) for rows in (500.0, 1024.0, 2000.0)]
     assert sizes == pytest.approx([0.01, 0.01, 0.03])
     assert float(SGHMC(step_size=0.1)._eps(jnp.asarray(2000.0), 1024)) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("rows", "learned"), [(99, False), (100, True)])
+def test_inner_inducing_inputs_stay_where_rows_are_few(rng, key, rows, learned):
+    x = rng.normal(size=(rows, 2))
+    model = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=5)
+    state = SGHMC(shallow_start=False).init(model, ArraySource(x, x[:, :1]), key=key)
+    assert [layer.z.trainable for layer in state.model.layers] == [learned, True]
