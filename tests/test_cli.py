@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -345,6 +347,11 @@ def test_the_command_keeps_compiled_programs_unless_told_where(tmp_path, monkeyp
     keep_compiled()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"].startswith(str(tmp_path / "compiled"))
     assert not (tmp_path / "compiled").exists()
+
+
+def test_jax_is_not_imported_before_it_is_told_where():
+    code = "import sys, fathomgp.cli; assert 'jax' not in sys.modules; fathomgp.cli.app"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_empty_tables_are_refused_when_read(tmp_path):

@@ -3,5 +3,26 @@
 Whatever goes wrong on purpose ends in one line on stderr that names cause and remedy, and in exit code 2.
 """
 
-from fathomgp.cli._app import app as app
-from fathomgp.cli._app import main as main
+from typing import TYPE_CHECKING, Any
+
+from fathomgp.cli._compiled import keep_compiled
+
+if TYPE_CHECKING:
+    from fathomgp.cli._app import app as app
+
+
+def __getattr__(name: str) -> Any:
+    """Import the commands when they are first asked for: JAX must not be there before :func:`main` has spoken."""
+    if name == "app":
+        from fathomgp.cli._app import app
+
+        return app
+    raise AttributeError(f"module 'fathomgp.cli' has no attribute {name!r}")
+
+
+def main() -> None:
+    """The entry point of the command ``fathomgp``."""
+    keep_compiled()
+    from fathomgp.cli._app import app
+
+    app(prog_name="fathomgp")

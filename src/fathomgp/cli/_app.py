@@ -6,7 +6,6 @@ import typer
 
 from fathomgp._version import __version__
 from fathomgp.cli import _bench, _data, _demo, _evaluate, _fit, _predict, _stream
-from fathomgp.cli._compiled import keep_compiled
 from fathomgp.cli._console import OneLineErrors
 
 app = typer.Typer(
@@ -41,9 +40,3 @@ def _options(
     ] = False,
 ) -> None:
     """Deep Gaussian processes with honest error bars."""
-
-
-def main() -> None:
-    """The entry point of the command ``fathomgp``."""
-    keep_compiled()
-    app(prog_name="fathomgp")
