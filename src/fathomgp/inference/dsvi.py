@@ -87,9 +87,11 @@ class DSVI(AbstractDescent):
     Attributes:
         steps: how many; ``None``: 1,500, and up to 6,000 where data fill more than ten batches.
         batch_size: rows a step; data with fewer rows are used whole.
-        learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
-        natural: step size of the natural gradient on the last layer's q; 0 leaves that to Adam too. It falls to
-            B / N, if that is less, over the last half of the steps, so that q ends as an average over the data.
+        learning_rate: Adam's; it is reached within a hundred steps, and falls to a tenth along a cosine over the last
+            half of all steps.
+        natural: step size of the natural gradient on the last layer's q, and on Gaussian noise after a shallow start;
+            0 leaves both to Adam too. It falls to B / N, if that is less, over the last half of the steps, so that q
+            ends as an average over the data.
         num_samples: sample paths a row in training.
         test_samples: sample paths a prediction: components of the answer.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only), so that
@@ -97,7 +99,7 @@ class DSVI(AbstractDescent):
         inner_root: standard deviation of the inner layers' q at the start (that of the noise where a noisy observation
             informs q: the same when it is small), in units of the prior's. At 1 the inner layers are noise that
             training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
-        decay: whether step sizes fall at all.
+        decay: whether step sizes rise and fall at all.
     """
 
     separates: ClassVar[bool] = True
