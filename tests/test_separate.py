@@ -134,15 +134,3 @@ def test_a_natural_step_still_learns(rows):
     objective = np.asarray(model.history_["objective"])
     assert objective[-10:].mean() < objective[:10].mean()
     assert isinstance(model.model_, DeepGP)
-
-
-def test_outputs_share_where_rows_are_few(rng):
-    def separate(rows):
-        x = rng.normal(size=(rows, 3))
-        return (
-            build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=5, separate=True, separate_rows=20)
-            .layers[0]
-            .separate
-        )
-
-    assert (separate(59), separate(60)) == (False, True)

@@ -1,5 +1,6 @@
 """SGHMC for deep GPs: gradients, the known posterior of one layer, calibration, every likelihood, resuming."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -12,12 +13,12 @@ import scipy.stats
 from fathomgp.data import ArraySource, Batch
 from fathomgp.errors import FitWarning, SettingError
 from fathomgp.fitting import Checkpointing, fit_model
-from fathomgp.inference import SGHMC, _streaming, hamiltonian_sampler
+from fathomgp.inference import DSVI, SGHMC, _streaming, hamiltonian_sampler
 from fathomgp.inference.sghmc import differentiable_factors, energy_and_gradient, log_likelihood, model_gradient
 from fathomgp.kernels import Matern52
 from fathomgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, RobustMax, Softmax, StudentT
 from fathomgp.means import Zero
-from fathomgp.model import DeepGP, Layer, Recipe, build_model, prepare_all, project
+from fathomgp.model import DeepGP, Informed, Layer, Recipe, build_model, prepare_all, project
 from fathomgp.parameters import partition, real
 
 QUICK = SGHMC(burn_in=6, sampling=6, draws=3, chains=2, batch_size=16, window=4)
@@ -181,20 +182,25 @@ def test_every_likelihood_has_an_energy_that_ignores_missing_outputs(data, rng, 
     assert np.all(np.isfinite(gradient[0]))
 
 
-def test_an_interrupted_run_resumes_with_the_same_draws_bit_for_bit(data, key, tmp_path):
+@pytest.mark.parametrize(
+    ("hyperparameters", "phase"),
+    [("moving-window", "sampling"), ("variational", "variational"), ("variational", "sampling")],
+)
+def test_an_interrupted_run_resumes_with_the_same_draws_bit_for_bit(data, key, tmp_path, hyperparameters, phase):
     x, y = data
     source, model = ArraySource(x, y), deep(x)
-    calm = fit_model(QUICK, model, source, key=key, verbose=False)
+    inference = dataclasses.replace(QUICK, hyperparameters=hyperparameters)
+    calm = fit_model(inference, model, source, key=key, verbose=False)
 
     def interrupt(event):
-        if event["phase"] == "sampling" and event["step"] >= 3:
+        if event["phase"] == phase and event["step"] >= 2:
             raise KeyboardInterrupt
 
     settings = {"key": key, "verbose": False, "checkpointing": Checkpointing(tmp_path, None, 2)}
     with pytest.warns(FitWarning, match="Stopped by the user"):
-        stopped = fit_model(QUICK, model, source, callbacks=[interrupt], **settings)
+        stopped = fit_model(inference, model, source, callbacks=[interrupt], **settings)
     assert 0 < stopped.posterior.num_samples < calm.posterior.num_samples
-    resumed = fit_model(QUICK, model, source, **settings)
+    resumed = fit_model(inference, model, source, **settings)
     assert np.array_equal(resumed.history["objective"], calm.history["objective"])
     for ours, theirs in zip(jax.tree.leaves(resumed.posterior), jax.tree.leaves(calm.posterior), strict=True):
         assert np.array_equal(ours, theirs)
@@ -237,7 +243,8 @@ def test_before_any_draw_the_posterior_is_where_the_chains_stand(data, key):
 
 
 def test_max_iter_is_the_sum_of_the_phases():
-    assert [phase.steps for phase in SGHMC(200, 100).plan(10, 30)] == [20, 10]
+    assert [phase.steps for phase in SGHMC(200, 100).plan(10, 30)] == [10, 10, 10]
+    assert [phase.steps for phase in SGHMC(200, 100, hyperparameters="fixed").plan(10, 30)] == [20, 10]
     assert [phase.steps for phase in SGHMC(200, 100).plan(10, 1)] == [1]
 
 
@@ -250,19 +257,45 @@ def test_settings_are_checked():
         SGHMC(friction=2.0)
     with pytest.raises(SettingError, match="energy='free' is unknown: choose one of 'bound', 'marginal'"):
         SGHMC(energy="free")
-    with pytest.raises(SettingError, match="hyperparameters='em' is unknown: choose one of 'moving-window', 'mcem'"):
+    with pytest.raises(SettingError, match="hyperparameters='em' is unknown: choose one of 'variational', 'moving-"):
         SGHMC(hyperparameters="em")
 
 
 def test_steps_are_larger_where_data_fill_several_batches():
-    sizes = [float(SGHMC()._eps(jnp.asarray(rows), 1024)) for rows in (500.0, 1024.0, 2000.0)]
+    chasing = SGHMC(hyperparameters="moving-window")
+    sizes = [float(chasing._eps(jnp.asarray(rows), 1024)) for rows in (500.0, 1024.0, 2000.0)]
     assert sizes == pytest.approx([0.01, 0.01, 0.03])
+    assert float(SGHMC()._eps(jnp.asarray(500.0), 1024)) == pytest.approx(0.03)
     assert float(SGHMC(step_size=0.1)._eps(jnp.asarray(2000.0), 1024)) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("rows", "learned"), [(99, False), (100, True)])
-def test_inner_inducing_inputs_stay_where_rows_are_few(rng, key, rows, learned):
-    x = rng.normal(size=(rows, 2))
-    model = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=5)
-    state = SGHMC(shallow_start=False).init(model, ArraySource(x, x[:, :1]), key=key)
-    assert [layer.z.trainable for layer in state.model.layers] == [learned, True]
+def test_few_rows_have_variational_hyperparameters():
+    names = {rows: [phase.name for phase in SGHMC(burn_in=7, batch_size=16).plan(rows, None)] for rows in (16, 17)}
+    assert names == {16: ["variational", "expectation", "sampling"], 17: ["burn-in", "sampling"]}
+    assert [phase.steps for phase in SGHMC(7, 5).plan(10, None)] == [4, 3, 5]
+
+
+def test_chains_start_at_draws_of_the_variational_posterior(data, key):
+    """The phase is DSVI itself, step by step; what follows has its hyperparameters, and v has the moments of q."""
+    x, y = data
+    source, model = ArraySource(x, y), deep(x)
+    inference = SGHMC(8, 4, chains=400)
+    variational, expectation, _ = inference.plan(30, None)
+    state = inference.enter(variational, inference.init(model, source, key=key), source, key=key)
+    dsvi = DSVI(batch_size=1024)
+    theirs = dsvi.init(model, source, key=jax.random.split(key)[0])
+    theirs = dsvi.enter(variational, theirs, source, key=key)
+    step, other = eqx.filter_jit(inference.step), eqx.filter_jit(dsvi.step)
+    for i in range(variational.steps):
+        state, info = step(variational, state, source.everything(), key=jax.random.fold_in(key, i))
+        theirs, bound = other(variational, theirs, source.everything(), key=jax.random.fold_in(key, i))
+        assert float(info.objective) == pytest.approx(float(bound.objective), rel=1e-10)
+    state = inference.enter(expectation, state, source, key=key)
+    assert state.variational is None
+    for ours, other_leaf in zip(jax.tree.leaves(state.model), jax.tree.leaves(theirs.model), strict=True):
+        assert np.allclose(ours, other_leaf, rtol=1e-9, atol=1e-12)
+    for v, q in zip(state.v, theirs.q, strict=True):
+        q = q.whitened() if isinstance(q, Informed) else q
+        white = jnp.linalg.solve(q.root, jnp.moveaxis(v - q.mean[None], 0, 2).transpose(1, 0, 2))
+        assert abs(float(jnp.mean(white))) < 4.5 / np.sqrt(white.size)
+        assert float(jnp.mean(white**2)) == pytest.approx(1.0, abs=4.5 * np.sqrt(2.0 / white.size))

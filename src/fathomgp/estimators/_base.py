@@ -93,7 +93,6 @@ class _DeepGPEstimator(BaseEstimator):
             kernel=self.kernel,
             architecture=self.architecture,
             separate=inference.separates and not labels,
-            separate_rows=inference.separate_rows,
             seed=seed,
         )
         # Kernels and likelihoods that users build outside the float64 scope hold float32.

@@ -116,11 +116,9 @@ class AbstractInference(eqx.Module):
 
     Attributes:
         separates: whether it can learn layers whose outputs have kernels and inducing inputs of their own.
-        separate_rows: how many rows an output needs to be given these.
     """
 
     separates: ClassVar[bool] = False
-    separate_rows: ClassVar[int] = 0
 
     @abc.abstractmethod
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> Any:

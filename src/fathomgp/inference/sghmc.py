@@ -19,6 +19,11 @@ window of the chain's past (each step takes one at random), those of the last E-
 (naive: the hyperparameters then chase the chain). Afterwards everything is frozen but v, so k(Z, Z) is factorised once,
 and every so many steps a draw is kept: a component of the answer.
 
+Beyond the paper, the hyperparameters can climb DSVI's bound first; the chains then start at draws of its q
+("variational"). Where rows are few, windows are shorter than the chain's memory: hyperparameters fit the noise of a few
+draws, or, if chains move faster, inner layers whose draws look like the prior are switched off before they have learned
+anything. On boston (455 rows) both cost 0.2 to 1 nats a datum, and variational hyperparameters none.
+
 Several chains run side by side on batches of their own; they share the hyperparameters.
 """
 
@@ -36,20 +41,24 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer
-from fathomgp.inference._descent import longer, schedule
+from fathomgp.inference._descent import DescentState, longer, schedule
 from fathomgp.inference._hamiltonian import SamplerState, hamiltonian_sampler, kinetic_temperature
 from fathomgp.inference._sampled import SampledPosterior, Values
 from fathomgp.inference._streaming import Noise, Rows, last_moments, path_noise, stream_sum
-from fathomgp.inference.dsvi import initial_q, shallow_start
+from fathomgp.inference.dsvi import DSVI, initial_q, shallow_start
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor
-from fathomgp.model import DeepGP, Whitener, condition_on, known, prepare_all
-from fathomgp.parameters import all_finite, cast, freeze, partition
+from fathomgp.model import DeepGP, Informed, Whitener, condition_on, known, prepare_all
+from fathomgp.parameters import all_finite, cast, partition
 
-HYPERPARAMETERS = ("moving-window", "mcem", "naive", "fixed")
+#: The ways to learn hyperparameters. Those of :data:`CHASING` follow the chains.
+CHASING = ("moving-window", "mcem", "naive")
+HYPERPARAMETERS = ("variational", *CHASING, "fixed")
 ENERGIES = ("bound", "marginal")
-#: The phases. Both parameters and v move in the first, v in the second and the last, parameters in the third.
-BURN_IN, EXPECTATION, MAXIMISATION, SAMPLING = "burn-in", "expectation", "maximisation", "sampling"
+#: The phases. DSVI moves the parameters in the first; both they and v move in burn-in, v in expectation and sampling,
+#: the parameters in maximisation.
+VARIATIONAL, BURN_IN, EXPECTATION, MAXIMISATION = "variational", "burn-in", "expectation", "maximisation"
+SAMPLING = "sampling"
 
 Whiteners = tuple[Whitener, ...]
 
@@ -68,6 +77,7 @@ class SGHMCState(eqx.Module):
         steps: steps done in this phase.
         horizon: steps of this phase.
         caution: multiplies the step sizes; halved when steps fail.
+        variational: where DSVI stands, in its phase.
     """
 
     model: DeepGP
@@ -80,12 +90,14 @@ class SGHMCState(eqx.Module):
     steps: Int[Array, ""]
     horizon: Int[Array, ""]
     caution: Float[Array, ""]
+    variational: DescentState | None = None
 
 
 class SGHMCInfo(AbstractInfo):
     """The figures of a step.
 
-    ``objective`` is the energy U a datum; ``temperature`` that of the momenta: it is 1 where minibatches do no harm.
+    ``objective`` is the energy U a datum (minus the bound, in the variational phase); ``temperature`` that of the
+    momenta: it is 1 where minibatches do no harm.
     """
 
     objective: Float[Array, ""]
@@ -99,17 +111,18 @@ class SGHMC(AbstractInference):
     """Stochastic gradient Hamiltonian Monte Carlo over the inducing values, with Monte Carlo EM for all else.
 
     Attributes:
-        burn_in: steps that tune sampler and hyperparameters; ``None``: 3,000, and up to 12,000 where data fill more
-            than ten batches. The paper has 20,000.
+        burn_in: steps that tune sampler and hyperparameters (half of them DSVI's, if hyperparameters are variational);
+            ``None``: 3,000, and up to 12,000 where data fill more than ten batches. The paper has 20,000.
         sampling: steps that sample; the paper has 10,000.
         draws: kept of each chain, evenly spaced over the sampling phase; the paper has 200.
         chains: independent chains; with several, the verdict after a fit can tell whether they agree.
         batch_size: rows a batch; data with fewer rows are used whole. The paper has 10,000.
-        step_size: the sampler's eps; ``None``: 0.01, and 0.03 where data fill several batches. Larger steps mix inner
-            layers before they have learned (energy loses 0.4 nats at 0.03), but on kin8nm a larger step gained 0.03.
+        step_size: the sampler's eps; ``None``: 0.03, but 0.01 where hyperparameters follow chains whose data fit into
+            one batch. Larger steps mix inner layers before they have learned (energy then loses 0.4 nats at 0.03).
         friction: the sampler's a.
         learning_rate: Adam's, of the hyperparameters; it falls to a tenth along a cosine over the last half of burn-in.
-        hyperparameters: ``"moving-window"``, ``"mcem"``, ``"naive"`` or ``"fixed"``.
+        hyperparameters: ``"variational"``, ``"moving-window"``, ``"mcem"``, ``"naive"`` or ``"fixed"``; ``None``:
+            variational where the data fit into one batch, else the moving window (which gains 0.03 on kin8nm).
         window: past draws among which a step of the hyperparameters chooses.
         mcem_draws: draws of an E-step of plain MCEM.
         mcem_steps: steps of an E-step, and of an M-step, of plain MCEM.
@@ -118,8 +131,6 @@ class SGHMC(AbstractInference):
     """
 
     separates: ClassVar[bool] = True
-    #: With fewer, outputs share kernels and inducing inputs, which are then kept: boston gained 0.9 nats a datum.
-    separate_rows: ClassVar[int] = 50
     burn_in: int | None = eqx.field(static=True, default=None)
     sampling: int = eqx.field(static=True, default=2000)
     draws: int = eqx.field(static=True, default=100)
@@ -128,7 +139,7 @@ class SGHMC(AbstractInference):
     step_size: float | None = eqx.field(static=True, default=None)
     friction: float = eqx.field(static=True, default=0.05)
     learning_rate: float = eqx.field(static=True, default=0.01)
-    hyperparameters: str = eqx.field(static=True, default="moving-window")
+    hyperparameters: str | None = eqx.field(static=True, default=None)
     window: int = eqx.field(static=True, default=300)
     mcem_draws: int = eqx.field(static=True, default=10)
     mcem_steps: int = eqx.field(static=True, default=500)
@@ -144,34 +155,40 @@ class SGHMC(AbstractInference):
                 raise SettingError(f"{name} must be positive, but it is {getattr(self, name)}.")
         if not 0.0 < self.friction <= 1.0:
             raise SettingError(f"friction must lie above 0 and not above 1, but it is {self.friction}.")
-        for name, choices in (("hyperparameters", HYPERPARAMETERS), ("energy", ENERGIES)):
+        for name, choices in (("hyperparameters", (None, *HYPERPARAMETERS)), ("energy", ENERGIES)):
             if getattr(self, name) not in choices:
-                options = ", ".join(map(repr, choices))
+                options = ", ".join(map(repr, filter(None, choices)))
                 raise SettingError(f"{name}={getattr(self, name)!r} is unknown: choose one of {options}.")
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> SGHMCState:
         """Start at v = 0; in the last layer at draws of the fitted shallow model's posterior, if asked."""
         start_key, draw_key = jax.random.split(key)
+        way, variational = self._way(data.num_data), None
         v = tuple(jnp.tile(q.mean[None], (self.chains, 1, 1)) for q in initial_q(model))
-        model = self._hold_inducing(model, data.num_data)
-        if self.shallow_start and self.hyperparameters != "fixed" and isinstance(model.likelihood, Gaussian):
+        if way == "variational":
+            variational = self._dsvi(model).init(model, data, key=start_key)
+        elif self.shallow_start and way != "fixed" and isinstance(model.likelihood, Gaussian):
             model, last = shallow_start(model, data, key=start_key)
-            noise = jax.random.normal(draw_key, (self.chains, *last.mean.shape), last.mean.dtype)
-            v = (*v[:-1], last.mean[None] + jnp.einsum("pmn,cnp->cmp", last.root, noise))
+            v = (*v[:-1], *_draw((last,), self.chains, key=draw_key))
         sampler, adam = hamiltonian_sampler().init(v), self._adam().init(partition(model)[0])
-        zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), v[0].dtype)
-        return SGHMCState(model, v, sampler, adam, _room(v, self._window_slots), None, zero, zero, zero, one)
+        zero, one, slots = jnp.asarray(0, jnp.int32), jnp.ones((), v[0].dtype), self._window_slots(way)
+        return SGHMCState(model, v, sampler, adam, _room(v, slots), None, zero, zero, zero, one, variational)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """Burn-in, then sampling; ``max_iter`` is the sum of the two and keeps their proportions."""
         burn_in = longer(3000, -(-num_data // self.batch_size)) if self.burn_in is None else self.burn_in
         total = burn_in + self.sampling if max_iter is None else max_iter
         burn_in = -(-burn_in * total // (burn_in + self.sampling))
-        phases = (*self._burn_in_phases(burn_in), self._phase(SAMPLING, total - burn_in, self.chains))
+        phases = (*self._burn_in_phases(burn_in, num_data), self._phase(SAMPLING, total - burn_in, self.chains))
         return tuple(phase for phase in phases if phase.steps > 0)
 
     def enter(self, phase: Phase, state: SGHMCState, data: AbstractSource, *, key: PRNGKeyArray) -> SGHMCState:
         """Count from zero; factorise where the hyperparameters stand still; make room for the draws to be kept."""
+        if phase.name == VARIATIONAL:
+            assert state.variational is not None
+            variational = self._dsvi(state.model).enter(phase, state.variational, data, key=key)
+            return dataclasses.replace(state, variational=variational)
+        state = self._leave_dsvi(state, key)
         zero, sampling, climbing = jnp.asarray(0, jnp.int32), phase.name == SAMPLING, phase.name == MAXIMISATION
         return dataclasses.replace(
             state,
@@ -185,6 +202,8 @@ class SGHMC(AbstractInference):
 
     def step(self, phase: Phase, state: SGHMCState, batch: Batch, *, key: PRNGKeyArray) -> tuple[SGHMCState, SGHMCInfo]:
         """A step of the chains, of the hyperparameters, or of both, as the phase asks."""
+        if phase.name == VARIATIONAL:
+            return self._descend(phase, state, batch, key)
         batches = batch if batch.x.ndim == 3 else _stack(batch)
         chains_key, model_key = jax.random.split(key)
         if phase.name == MAXIMISATION:
@@ -200,10 +219,14 @@ class SGHMC(AbstractInference):
 
     def back_off(self, state: SGHMCState) -> SGHMCState:
         """Halve the step sizes."""
+        if state.variational is not None:
+            variational = self._dsvi(state.model).back_off(state.variational)
+            return dataclasses.replace(state, variational=variational)
         return dataclasses.replace(state, caution=0.5 * state.caution)
 
     def posterior(self, state: SGHMCState, data: AbstractSource | None) -> SampledPosterior:
         """The kept draws; where burn-in was not over, the window; before any draw, where the chains stand."""
+        state = self._leave_dsvi(state, jax.random.key(0))
         whiteners = _factorise(state.model)
         for level, whitener in enumerate(whiteners):
             check_factor(whitener.report, f"The covariance of layer {level + 1}'s inducing points")
@@ -214,10 +237,18 @@ class SGHMC(AbstractInference):
             draws = jax.tree.map(lambda leaf: leaf[None], (state.v, jnp.zeros_like(state.v[0][:, 0, 0])))
         return SampledPosterior(state.model, whiteners, *jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), draws))
 
-    def _burn_in_phases(self, steps: int) -> tuple[Phase, ...]:
-        if self.hyperparameters == "fixed":
+    def _way(self, num_data: int) -> str:
+        """How hyperparameters are learned."""
+        return self.hyperparameters or ("variational" if num_data <= self.batch_size else "moving-window")
+
+    def _burn_in_phases(self, steps: int, num_data: int) -> tuple[Phase, ...]:
+        way = self._way(num_data)
+        if way == "variational":
+            half = -(-steps // 2)
+            return (self._phase(VARIATIONAL, half, 1), self._phase(EXPECTATION, steps - half, self.chains))
+        if way == "fixed":
             return (self._phase(EXPECTATION, steps, self.chains),)
-        if self.hyperparameters != "mcem":
+        if way != "mcem":
             return (self._phase(BURN_IN, steps, self.chains + 1),)
         half = min(self.mcem_steps, max(1, steps // 2))
         cycle = (self._phase(EXPECTATION, half, self.chains), self._phase(MAXIMISATION, half, 1))
@@ -226,12 +257,37 @@ class SGHMC(AbstractInference):
     def _phase(self, name: str, steps: int, batches: int) -> Phase:
         return Phase(name, steps, batch_size=self.batch_size, batches_per_step=batches)
 
-    @property
-    def _window_slots(self) -> int:
-        return {"naive": 1, "fixed": 1, "mcem": self.mcem_draws}.get(self.hyperparameters, self.window)
+    def _window_slots(self, way: str) -> int:
+        return {"moving-window": self.window, "mcem": self.mcem_draws}.get(way, 1)
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
+
+    def _dsvi(self, model: DeepGP) -> DSVI:
+        """What learns variational hyperparameters: without a shallow start, with less certain inner layers."""
+        starts = self.shallow_start and isinstance(model.likelihood, Gaussian)
+        return DSVI(
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            shallow_start=self.shallow_start,
+            inner_root=0.01 if starts else 0.1,
+        )
+
+    def _descend(
+        self, phase: Phase, state: SGHMCState, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[SGHMCState, SGHMCInfo]:
+        """One step of DSVI."""
+        assert state.variational is not None
+        variational, info = self._dsvi(state.model).step(phase, state.variational, batch, key=key)
+        new, one = dataclasses.replace(state, variational=variational), jnp.ones((), info.objective.dtype)
+        return new, SGHMCInfo(info.objective, info.ok, info.done, info.jitter, one)
+
+    def _leave_dsvi(self, state: SGHMCState, key: PRNGKeyArray) -> SGHMCState:
+        """After the variational phase: its hyperparameters, and chains that start at draws of q."""
+        if state.variational is None:
+            return state
+        v = _draw(state.variational.q, self.chains, key=key)
+        return dataclasses.replace(state, model=state.variational.model, v=v, variational=None)
 
     def _move(
         self, phase: Phase, state: SGHMCState, whiteners: Whiteners, batches: Batch, key: PRNGKeyArray
@@ -259,13 +315,9 @@ class SGHMC(AbstractInference):
         new = dataclasses.replace(state, v=v, sampler=sampler, draws=draws, filled=filled, steps=state.steps + 1)
         return new, SGHMCInfo(jnp.mean(energy), ok, jnp.asarray(False), _jitter(whiteners), temperature)
 
-    def _hold_inducing(self, model: DeepGP, num_data: int) -> DeepGP:
-        """Inner inducing inputs stay where they are while rows are few: given v they are parameters, and fit noise."""
-        few = [level for level, layer in enumerate(model.layers[:-1]) if num_data < self.separate_rows * layer.width]
-        return freeze(model, lambda m: [m.layers[level].z for level in few]) if few else model
-
     def _eps(self, num_data: Float[Array, ""], rows: int) -> Float[Array, ""]:
-        usual = jnp.where(num_data > rows, 0.03, 0.01)
+        careful = (self.hyperparameters in CHASING) & (num_data <= rows)
+        usual = jnp.where(careful, 0.01, 0.03)
         return (usual if self.step_size is None else jnp.asarray(self.step_size)).astype(num_data.dtype)
 
     def _climb(
@@ -378,6 +430,17 @@ def model_gradient(
 @eqx.filter_jit
 def _factorise(model: DeepGP) -> Whiteners:
     return tuple(prepare_all(model.layers))
+
+
+def _draw(q: tuple[Any, ...], chains: int, *, key: PRNGKeyArray) -> Values:
+    """A draw of every layer's q(v) for each chain."""
+
+    def one(layer: Any, key: PRNGKeyArray) -> Float[Array, "C M P"]:
+        layer = layer.whitened() if isinstance(layer, Informed) else layer
+        noise = jax.random.normal(key, (chains, *layer.mean.shape), layer.mean.dtype)
+        return layer.mean[None] + jnp.einsum("pmn,cnp->cmp", layer.root, noise)
+
+    return tuple(map(one, q, jax.random.split(key, len(q))))
 
 
 def _room(v: Values, slots: int) -> Buffer:

@@ -77,7 +77,6 @@ def build_model(
     skip_inputs: bool = False,
     architecture: str | AbstractArchitecture = "composition",
     separate: bool = False,
-    separate_rows: int = 0,
     seed: int = 0,
 ) -> DeepGP:
     """A deep GP that starts well on the standardised inputs ``x``.
@@ -99,7 +98,6 @@ def build_model(
         architecture: how layers are joined, a name or an object.
         separate: whether the algorithm allows inner layers whose outputs have kernels and inducing inputs of their own;
             the recipe says up to which width.
-        separate_rows: rows an output that these need: with fewer, the outputs share them.
         seed: of k-means.
     """
     chosen, joined = _find_recipe(recipe), find_architecture(architecture)
@@ -130,8 +128,7 @@ def build_model(
             width=width,
             noise=noise,
         )
-        enough = width <= chosen.max_separate and len(x) >= separate_rows * width
-        if separate and enough and not last and layer.z is not None:
+        if separate and width <= chosen.max_separate and not last and layer.z is not None:
             layer = separate_outputs(layer, _own_inducing(h, layer, seed=seed))
         layers.append(layer)
         if not last:
