@@ -22,7 +22,8 @@ and every so many steps a draw is kept: a component of the answer.
 Beyond the paper, the hyperparameters can climb DSVI's bound first; the chains then start at draws of its q
 ("variational"). Where rows are few, windows are shorter than the chain's memory: hyperparameters fit the noise of a few
 draws, or, if chains move faster, inner layers whose draws look like the prior are switched off before they have learned
-anything. On boston (455 rows) both cost 0.2 to 1 nats a datum, and variational hyperparameters none.
+anything. On boston (455 rows) both cost 0.2 to 1 nats a datum, and variational hyperparameters none. But all chains then
+start in the mode that q has found: whoever looks for others starts them at 0, with one of the other ways.
 
 Several chains run side by side on batches of their own; they share the hyperparameters.
 """
