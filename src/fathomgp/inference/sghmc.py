@@ -22,8 +22,8 @@ and every so many steps a draw is kept: a component of the answer.
 Beyond the paper, the hyperparameters can climb DSVI's bound first; the chains then start at draws of its q
 ("variational"). Where rows are few, windows are shorter than the chain's memory: hyperparameters fit the noise of a few
 draws, or, if chains move faster, inner layers whose draws look like the prior are switched off before they have learned
-anything. On boston (455 rows) both cost 0.2 to 1 nats a datum, and variational hyperparameters none. But all chains then
-start in the mode that q has found: whoever looks for others starts them at 0, with one of the other ways.
+anything. On boston (455 rows) both cost 0.2 to 1 nats a datum, and variational hyperparameters none. But all chains
+then start in the mode that q has found: whoever looks for others starts them at 0, with one of the other ways.
 
 Several chains run side by side on batches of their own; they share the hyperparameters.
 """
@@ -42,7 +42,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer
-from fathomgp.inference._descent import DescentState, longer, schedule
+from fathomgp.inference._descent import DescentState, schedule
 from fathomgp.inference._hamiltonian import SamplerState, hamiltonian_sampler, kinetic_temperature
 from fathomgp.inference._sampled import SampledPosterior, Values
 from fathomgp.inference._streaming import Noise, Rows, last_moments, path_noise, stream_sum
@@ -113,8 +113,8 @@ class SGHMC(AbstractInference):
 
     Attributes:
         burn_in: steps that tune sampler and hyperparameters (half of them DSVI's, if hyperparameters are variational);
-            ``None``: 3,000, and up to 12,000 where data fill more than ten batches. The paper has 20,000.
-        sampling: steps that sample; the paper has 10,000.
+            ``None``: 3,000, and 600 more for every batch beyond ten that the data fill, up to the paper's 20,000.
+        sampling: steps that sample; ``None``: 2,000, or a fifth of burn-in where that is more. The paper has 10,000.
         draws: kept of each chain, evenly spaced over the sampling phase; the paper has 200.
         chains: independent chains; with several, the verdict after a fit can tell whether they agree.
         batch_size: rows a batch; data with fewer rows are used whole. The paper has 10,000.
@@ -133,7 +133,7 @@ class SGHMC(AbstractInference):
 
     separates: ClassVar[bool] = True
     burn_in: int | None = eqx.field(static=True, default=None)
-    sampling: int = eqx.field(static=True, default=2000)
+    sampling: int | None = eqx.field(static=True, default=None)
     draws: int = eqx.field(static=True, default=100)
     chains: int = eqx.field(static=True, default=1)
     batch_size: int = eqx.field(static=True, default=1024)
@@ -177,9 +177,10 @@ class SGHMC(AbstractInference):
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """Burn-in, then sampling; ``max_iter`` is the sum of the two and keeps their proportions."""
-        burn_in = longer(3000, -(-num_data // self.batch_size)) if self.burn_in is None else self.burn_in
-        total = burn_in + self.sampling if max_iter is None else max_iter
-        burn_in = -(-burn_in * total // (burn_in + self.sampling))
+        burn_in = usual_burn_in(-(-num_data // self.batch_size)) if self.burn_in is None else self.burn_in
+        sampling = max(2000, burn_in // 5) if self.sampling is None else self.sampling
+        total = burn_in + sampling if max_iter is None else max_iter
+        burn_in = -(-burn_in * total // (burn_in + sampling))
         phases = (*self._burn_in_phases(burn_in, num_data), self._phase(SAMPLING, total - burn_in, self.chains))
         return tuple(phase for phase in phases if phase.steps > 0)
 
@@ -426,6 +427,14 @@ def model_gradient(
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def usual_burn_in(batches: int) -> int:
+    """How many steps of burn-in data that fill so many batches need.
+
+    On protein, 41 batches, the test log density was -2.812 after 12,000 and -2.796 after 20,000.
+    """
+    return min(3000 + 600 * max(batches - 10, 0), 20_000)
 
 
 @eqx.filter_jit
