@@ -14,7 +14,8 @@ from fathomgp._places import cache_directory
 
 def keep_compiled() -> None:
     """Let JAX keep its programs in the cache directory, unless it was told where; it must not be imported yet."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA warns about every program that it finds again
+    # XLA warns, on some processors as of an error, about every program that it finds again. Real errors are raised.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_directory() / "compiled" / _processor()))
 
 
