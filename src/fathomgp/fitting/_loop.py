@@ -8,6 +8,7 @@ batch t, so a run resumed from a checkpoint equals an uninterrupted one bit for 
 import contextlib
 import dataclasses
 import hashlib
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fathomgp._version import __version__
-from fathomgp.data import AbstractFeed, AbstractSource
+from fathomgp.data import AbstractFeed, AbstractSource, ArraySource
 from fathomgp.data._exchange import exchange_arrays
 from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError, SettingError
 from fathomgp.fitting._checkpoint import Checkpointer, Checkpointing, Position, restore_state
@@ -116,8 +117,11 @@ class _Run:
         self.position, self.guard = Position(), new_guard()
         self.history: dict[str, list[np.ndarray]] = {}
         self.messages: list[str] = []
-        self.state = agree(inference.init(model, source, key=self.init_key))
         self.placement: OneDevice | ManyDevices = OneDevice()
+        ahead = self._compile_ahead(model)
+        self.state = agree(inference.init(model, source, key=self.init_key))
+        if ahead is not None:
+            ahead.join()
         self.checkpointer = None
         if checkpointing is not None:
             self.checkpointer = Checkpointer(checkpointing, self._identity(model, key, max_iter))
@@ -144,13 +148,9 @@ class _Run:
         if not self.resumed:
             self.state = self._enter(self.position.phase)
         self.resumed = False
-        size = None if phase.batch_size is None else min(phase.batch_size, self.source.num_data)
-        self.placement = choose_placement(size)
+        self.placement = self._placement(phase)
         self.state, self.guard, self.step_key = self.placement.spread((self.state, self.guard, self.step_key))
-        # The static part of a chunk must not hold the number of steps: phases of one name share a compilation.
-        kind = dataclasses.replace(phase, steps=0)
-        width = phase.batches_per_step * min(phase.batch_size or 1, self.source.num_data)
-        capacity = max(1, min(_MAX_CHUNK, self.source.max_chunk_rows // width))
+        kind, capacity = self._static_parts(phase)
         shared = jax.process_count() > 1
         pace, done = _SHARED_CHUNK if shared else 1, False
         while self.position.step < phase.steps and not done:
@@ -167,8 +167,16 @@ class _Run:
         self.state, self.guard, self.step_key = self.placement.collect((self.state, self.guard, self.step_key))
         self.placement = OneDevice()
 
-    def _run_chunk(self, phase: Phase, count: int, capacity: int) -> tuple[bool, int]:
-        feed = self.source.feed(
+    def _placement(self, phase: Phase) -> OneDevice | ManyDevices:
+        return choose_placement(None if phase.batch_size is None else min(phase.batch_size, self.source.num_data))
+
+    def _static_parts(self, phase: Phase) -> tuple[Phase, int]:
+        """What a chunk is compiled for: the phase without its number of steps, and how many steps it has room for."""
+        width = phase.batches_per_step * min(phase.batch_size or 1, self.source.num_data)
+        return dataclasses.replace(phase, steps=0), max(1, min(_MAX_CHUNK, self.source.max_chunk_rows // width))
+
+    def _feed(self, phase: Phase, count: int, capacity: int) -> AbstractFeed:
+        return self.source.feed(
             start=self.position.step,
             count=count,
             capacity=capacity,
@@ -177,6 +185,27 @@ class _Run:
             ordered=phase.ordered,
             seed=self.seed + self.position.phase,
         ).placed(self.placement)
+
+    def _compile_ahead(self, model: DeepGP) -> threading.Thread | None:
+        """Compile the first phase's steps in a thread: a start takes as long to compile, and XLA has cores to spare."""
+        phase, sketch = self.plan[0], self.inference.sketch(model)
+        if sketch is None or not isinstance(self.source, ArraySource) or isinstance(self._placement(phase), ManyDevices):
+            return None
+        (kind, capacity), double = self._static_parts(phase), jax.config.jax_enable_x64
+        feed = self._feed(kind, 1, capacity)
+
+        def compile_steps() -> None:
+            # Whatever goes wrong here will go wrong again where it can be reported.
+            with jax.enable_x64(double), contextlib.suppress(Exception):
+                state = self.inference.enter(phase, sketch, self.source, key=self.enter_key)
+                run_chunk(self.inference, kind, state, self.guard, feed, 0, 0, self.step_key, capacity)
+
+        thread = threading.Thread(target=compile_steps)
+        thread.start()
+        return thread
+
+    def _run_chunk(self, phase: Phase, count: int, capacity: int) -> tuple[bool, int]:
+        feed = self._feed(phase, count, capacity)
         with _lost_processes_named(self.position.total):
             state, guard, infos, steps, done = run_chunk(
                 self.inference,

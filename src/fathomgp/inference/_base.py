@@ -124,6 +124,13 @@ class AbstractInference(eqx.Module):
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> Any:
         """The state before the first step."""
 
+    def sketch(self, model: DeepGP) -> Any | None:
+        """A state of the structure and shapes that :meth:`init` will return, made without work, or ``None``.
+
+        Its numbers mean nothing. With it, steps are compiled while ``init`` is still at work.
+        """
+        return None
+
     @abc.abstractmethod
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """The phases of a fit; ``max_iter`` bounds the number of steps, ``None`` leaves it to the algorithm."""

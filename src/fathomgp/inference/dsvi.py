@@ -126,14 +126,27 @@ class DSVI(AbstractDescent):
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
-        prior = initial_q(model, inner_root=self.inner_root)
-        inner, last = _inform(model.layers[:-1], prior[:-1]), prior[-1:]
-        if self.shallow_start and isinstance(model.likelihood, Gaussian):
-            model, fitted = shallow_start(model, data, key=key)
-            last = (fitted,)
+        inner, last = self._initial_q(model)
+        if self._starts_shallow(model):
+            model, last = shallow_start(model, data, key=key)
         elif self.natural == 0.0:
-            last = _inform(model.layers[-1:], last)
-        return self._start(model, (*inner, *last))
+            (last,) = _inform(model.layers[-1:], (last,))
+        return self._start(model, (*inner, last))
+
+    def sketch(self, model: DeepGP) -> DescentState | None:
+        """The start without the shallow one, where that is the work of :meth:`init`."""
+        if not self._starts_shallow(model):
+            return None
+        inner, last = self._initial_q(model)
+        return self._start(model, (*inner, last))
+
+    def _initial_q(self, model: DeepGP) -> tuple[tuple[Q, ...], Whitened]:
+        """The first q of the inner layers, as Adam sees it, and of the last one."""
+        prior = initial_q(model, inner_root=self.inner_root)
+        return _inform(model.layers[:-1], prior[:-1]), prior[-1]
+
+    def _starts_shallow(self, model: DeepGP) -> bool:
+        return self.shallow_start and isinstance(model.likelihood, Gaussian)
 
     def step(
         self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray
