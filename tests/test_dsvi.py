@@ -398,3 +398,18 @@ def test_a_narrow_layer_starts_with_the_inputs_that_matter(rng, key):
     assert before[2] < 0.3 * before[0]
     assert after[2] > 10.0 * after[:2].max()
     assert float(fitted.likelihood.variance.value) < 0.02
+
+
+@pytest.mark.parametrize(
+    "inference", [DSVI(), AEP(), SGHMC(), SGHMC(hyperparameters="moving-window")], ids=lambda one: type(one).__name__
+)
+def test_steps_are_compiled_before_the_start_is_known(data, key, inference):
+    """A sketch has init's structure, shapes and types: what is compiled for it is what the fit runs."""
+    x, y = data
+    source = ArraySource(x, y)
+    model = build_model(x, Gaussian(0.05), 1, depth=2, num_inducing=6, separate=inference.separates)
+    sketch, start = inference.sketch(model, source), inference.init(model, source, key=key)
+    assert jax.tree.structure(sketch) == jax.tree.structure(start)
+    for ours, theirs in zip(jax.tree.leaves(sketch), jax.tree.leaves(start), strict=True):
+        assert jax.typeof(ours) == jax.typeof(theirs)
+    assert dataclasses.replace(inference, shallow_start=False).sketch(model, source) is None

@@ -115,7 +115,7 @@ def padding(input_dim: int, output_dim: int, *, dtype: Any = None) -> Linear:
         raise SettingError(
             f"Padding cannot map {input_dim} inputs to fewer outputs ({output_dim}): use pca or a larger output_dim."
         )
-    return Linear(jnp.eye(input_dim, output_dim, dtype=dtype or default_float()))
+    return Linear(jnp.asarray(np.eye(input_dim, output_dim), dtype or default_float()))
 
 
 def pca(x: Inputs, output_dim: int) -> Linear:

@@ -188,8 +188,10 @@ class _Run:
 
     def _compile_ahead(self, model: DeepGP) -> threading.Thread | None:
         """Compile the first phase's steps in a thread: a start takes as long to compile, and XLA has cores to spare."""
-        phase, sketch = self.plan[0], self.inference.sketch(model)
-        if sketch is None or not isinstance(self.source, ArraySource) or isinstance(self._placement(phase), ManyDevices):
+        phase, in_memory = self.plan[0], isinstance(self.source, ArraySource)
+        alone = in_memory and isinstance(self._placement(phase), OneDevice)
+        sketch = self.inference.sketch(model, self.source) if alone else None
+        if sketch is None:
             return None
         (kind, capacity), double = self._static_parts(phase), jax.config.jax_enable_x64
         feed = self._feed(kind, 1, capacity)

@@ -124,8 +124,8 @@ class AbstractInference(eqx.Module):
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> Any:
         """The state before the first step."""
 
-    def sketch(self, model: DeepGP) -> Any | None:
-        """A state of the structure and shapes that :meth:`init` will return, made without work, or ``None``.
+    def sketch(self, model: DeepGP, data: AbstractSource) -> Any | None:
+        """A state of the structure and shapes that :meth:`init` will return; ``None`` where that is no quicker.
 
         Its numbers mean nothing. With it, steps are compiled while ``init`` is still at work.
         """

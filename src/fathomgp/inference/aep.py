@@ -44,6 +44,7 @@ from fathomgp.inference.dsvi import (
     kl_divergence,
     natural_step,
     shallow_start,
+    without_shallow_start,
 )
 from fathomgp.kernels.expectations import block_rows
 from fathomgp.likelihoods import AbstractLikelihood, Gaussian
@@ -123,6 +124,10 @@ class AEP(AbstractDescent):
             model, last = shallow_start(model, data, key=key)
             q = (*q[:-1], last)
         return self._start(model, q)
+
+    def sketch(self, model: DeepGP, data: AbstractSource) -> DescentState | None:
+        """The start without the shallow one."""
+        return without_shallow_start(self, model, data)
 
     def step(
         self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
@@ -126,27 +127,18 @@ class DSVI(AbstractDescent):
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
-        inner, last = self._initial_q(model)
-        if self._starts_shallow(model):
-            model, last = shallow_start(model, data, key=key)
-        elif self.natural == 0.0:
-            (last,) = _inform(model.layers[-1:], (last,))
-        return self._start(model, (*inner, last))
-
-    def sketch(self, model: DeepGP) -> DescentState | None:
-        """The start without the shallow one, where that is the work of :meth:`init`."""
-        if not self._starts_shallow(model):
-            return None
-        inner, last = self._initial_q(model)
-        return self._start(model, (*inner, last))
-
-    def _initial_q(self, model: DeepGP) -> tuple[tuple[Q, ...], Whitened]:
-        """The first q of the inner layers, as Adam sees it, and of the last one."""
         prior = initial_q(model, inner_root=self.inner_root)
-        return _inform(model.layers[:-1], prior[:-1]), prior[-1]
+        inner, last = _inform(model.layers[:-1], prior[:-1]), prior[-1:]
+        if self.shallow_start and isinstance(model.likelihood, Gaussian):
+            model, fitted = shallow_start(model, data, key=key)
+            last = (fitted,)
+        elif self.natural == 0.0:
+            last = _inform(model.layers[-1:], last)
+        return self._start(model, (*inner, *last))
 
-    def _starts_shallow(self, model: DeepGP) -> bool:
-        return self.shallow_start and isinstance(model.likelihood, Gaussian)
+    def sketch(self, model: DeepGP, data: AbstractSource) -> DescentState | None:
+        """The start without the shallow one; the last layer's q has another form there if Adam moves it."""
+        return None if self.natural == 0.0 else without_shallow_start(self, model, data)
 
     def step(
         self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray
@@ -323,8 +315,9 @@ def initial_q(model: DeepGP, *, inner_root: float = 1.0) -> tuple[Whitened, ...]
             raise SettingError("This algorithm needs inducing inputs, but a layer has none: set num_inducing.")
         size, dtype = layer.num_inducing, layer.z.raw.dtype
         scale = 1.0 if level == model.depth - 1 else inner_root
-        root = jnp.tile(scale * jnp.eye(size, dtype=dtype)[None], (layer.width, 1, 1))
-        return Whitened(jnp.zeros((size, layer.width), dtype), root)
+        # By NumPy: every shape of an array operation outside a compiled function is a program to compile.
+        root = np.tile(scale * np.eye(size)[None], (layer.width, 1, 1))
+        return Whitened(jnp.asarray(np.zeros((size, layer.width)), dtype), jnp.asarray(root, dtype))
 
     return tuple(start(level, layer) for level, layer in enumerate(model.layers))
 
@@ -350,6 +343,13 @@ def shallow_start(
     dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
     x, y, observed = (jnp.asarray(part) for part in subset)
     return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed, fit_means)
+
+
+def without_shallow_start(inference: Any, model: DeepGP, data: AbstractSource) -> Any | None:
+    """A state as from the shallow start, without its work; ``None`` where there is none."""
+    if not (inference.shallow_start and isinstance(model.likelihood, Gaussian)):
+        return None
+    return dataclasses.replace(inference, shallow_start=False).init(model, data, key=jax.random.key(0))
 
 
 @eqx.filter_jit
@@ -441,7 +441,8 @@ def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
 
-@eqx.filter_jit
+# Run once, so that XLA's optimiser would cost a hundred times what it saves.
+@eqx.filter_jit(compiler_options={"xla_backend_optimization_level": 0})
 def _posterior(model: DeepGP, q: tuple[Q, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     whitened = tuple(one.whitened() if isinstance(one, Informed) else one for one in q)
     conditionals, reports = condition_all(model, whitened)

@@ -46,7 +46,7 @@ from fathomgp.inference._descent import DescentState, schedule
 from fathomgp.inference._hamiltonian import SamplerState, hamiltonian_sampler, kinetic_temperature
 from fathomgp.inference._sampled import SampledPosterior, Values
 from fathomgp.inference._streaming import Noise, Rows, last_moments, path_noise, stream_sum
-from fathomgp.inference.dsvi import DSVI, initial_q, shallow_start
+from fathomgp.inference.dsvi import DSVI, initial_q, shallow_start, without_shallow_start
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor
 from fathomgp.model import DeepGP, Informed, Whitener, condition_on, known, prepare_all
@@ -174,6 +174,10 @@ class SGHMC(AbstractInference):
         sampler, adam = hamiltonian_sampler().init(v), self._adam().init(partition(model)[0])
         zero, one, slots = jnp.asarray(0, jnp.int32), jnp.ones((), v[0].dtype), self._window_slots(way)
         return SGHMCState(model, v, sampler, adam, _room(v, slots), None, zero, zero, zero, one, variational)
+
+    def sketch(self, model: DeepGP, data: AbstractSource) -> SGHMCState | None:
+        """The start without the shallow one."""
+        return without_shallow_start(self, model, data)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """Burn-in, then sampling; ``max_iter`` is the sum of the two and keeps their proportions."""
