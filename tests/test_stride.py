@@ -19,7 +19,7 @@ from fathomgp.inference import STRIDE, stride
 from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import fill_up, hidden_values, prepare_hidden, top_inputs, whitened
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, raw_is_exact
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, log_likelihood_and_way
 from fathomgp.inference.sgpr import collapsed_elbo
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian, Poisson
@@ -178,15 +178,32 @@ def test_the_quicker_likelihood_is_the_same(rng, trace, shared):
     top, inducing = Top("collapsed", shared=shared, trace=trace), jnp.asarray([1, 5, 9, 20], jnp.int32)
     value = eqx.filter_jit(functools.partial(log_likelihood, model, top, batch, inputs, inducing, white[:, :0]))
     assert np.allclose(value(raw=jnp.asarray(True)), value(raw=jnp.asarray(False)), atol=1e-7, rtol=0)
-    assert eqx.filter_jit(raw_is_exact)(model, top, batch, inputs, inducing)
+    raw, same = eqx.filter_jit(log_likelihood_and_way)(model, top, batch, inputs, inducing, white[:, :0])
+    assert raw
+    assert np.allclose(same, value(raw=raw), atol=1e-7, rtol=0)
 
 
 def test_the_quicker_likelihood_is_refused_where_rounding_would_show(rng):
     model, batch = problem(rng, noise=2e-6)
-    _, _, _, inputs = particles(model, batch, rng, 3)
+    _, white, _, inputs = particles(model, batch, rng, 3)
     near = inputs[:, :1] + 1e-4 * (inputs - inputs[:, :1])  # k(Z, Z) is nearly singular
     inducing = jnp.arange(12, dtype=jnp.int32)
-    assert not eqx.filter_jit(raw_is_exact)(model, COLLAPSED, batch, near, inducing)
+    raw, value = eqx.filter_jit(log_likelihood_and_way)(model, COLLAPSED, batch, near, inducing, white[:, :0])
+    assert not raw
+    sure = eqx.filter_jit(log_likelihood)(model, COLLAPSED, batch, near, inducing, white[:, :0])
+    assert np.allclose(value, sure, atol=1e-6, rtol=1e-9)
+
+
+def test_a_sketch_has_the_structure_of_the_start(rng, key):
+    """What is compiled for it, while the start is found, is what the fit runs."""
+    x = rng.uniform(-2.0, 2.0, size=(25, 1))
+    model, source = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=6), ArraySource(x, np.sin(x))
+    inference = STRIDE(particles=3, candidates=10)
+    sketch, start = inference.sketch(model, source), inference.init(model, source, key=key)
+    assert jax.tree.structure(sketch) == jax.tree.structure(start)
+    for ours, theirs in zip(jax.tree.leaves(sketch), jax.tree.leaves(start), strict=True):
+        assert jax.typeof(ours) == jax.typeof(theirs)
+    assert STRIDE(shallow_rounds=0).sketch(model, source) is None
 
 
 # --- the sampler is right ---------------------------------------------------------------------------------------------

@@ -188,19 +188,19 @@ class _Run:
 
     def _compile_ahead(self, model: DeepGP) -> threading.Thread | None:
         """Compile the first phase's steps in a thread: a start takes as long to compile, and XLA has cores to spare."""
-        phase, in_memory = self.plan[0], isinstance(self.source, ArraySource)
-        alone = in_memory and isinstance(self._placement(phase), OneDevice)
-        sketch = self.inference.sketch(model, self.source) if alone else None
-        if sketch is None:
+        phase, double = self.plan[0], jax.config.jax_enable_x64
+        if not (isinstance(self.source, ArraySource) and isinstance(self._placement(phase), OneDevice)):
             return None
-        (kind, capacity), double = self._static_parts(phase), jax.config.jax_enable_x64
+        kind, capacity = self._static_parts(phase)
         feed = self._feed(kind, 1, capacity)
 
         def compile_steps() -> None:
             # Whatever goes wrong here will go wrong again where it can be reported.
             with jax.enable_x64(double), contextlib.suppress(Exception):
-                state = self.inference.enter(phase, sketch, self.source, key=self.enter_key)
-                run_chunk(self.inference, kind, state, self.guard, feed, 0, 0, self.step_key, capacity)
+                state = self.inference.sketch(model, self.source)
+                if state is not None:
+                    state = self.inference.enter(phase, state, self.source, key=self.enter_key)
+                    run_chunk(self.inference, kind, state, self.guard, feed, 0, 0, self.step_key, capacity)
 
         thread = threading.Thread(target=compile_steps)
         thread.start()

@@ -31,8 +31,9 @@ KINDS = ("collapsed", "sampled", "standard")
 
 #: Entries of K_mn, of several particles, that are formed at a time: fewer leave a core idle (measured).
 _ENTRIES = 1 << 21
-#: Nats that the quicker likelihood may be off.
-_TOLERANCE = 1e-4
+#: Nats that the quicker likelihood may be off, on average over the particles: less than chains of a few hundred steps
+#: can tell. On energy (noise variance 0.002) it is off by 0.01 to 0.04, on concrete and boston by less than 1e-4.
+_TOLERANCE = 0.1
 
 
 class Top(eqx.Module):
@@ -88,7 +89,7 @@ def log_likelihood(
 ) -> Float[Array, " S"]:
     """Phi: the log likelihood of every particle; NaN where a matrix has no factor.
 
-    ``raw`` takes the quicker way to it, whose rounding grows as the noise falls: ask :func:`raw_is_exact` before.
+    ``raw`` takes the quicker way to it, whose rounding grows as the noise falls: see :func:`log_likelihood_and_way`.
     """
     if top.kind == "standard":
         return _exact_evidence(model, batch, inputs)
@@ -98,14 +99,20 @@ def log_likelihood(
     return jax.lax.cond(raw, *ways)
 
 
-def raw_is_exact(
-    model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"]
-) -> Bool[Array, ""]:
-    """Whether both ways to Phi agree to 1e-4 nats on these particles."""
+def log_likelihood_and_way(
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    inputs: Float[Array, "S N F"],
+    inducing: Int[Array, " M"],
+    white: Float[Array, "S k"],
+) -> tuple[Bool[Array, ""], Float[Array, " S"]]:
+    """Whether the quicker way to Phi will do, and Phi by the way that will be taken."""
     if top.kind != "collapsed":
-        return jnp.asarray(False)
+        return jnp.asarray(False), log_likelihood(model, top, batch, inputs, inducing, white)
     quick, sure = (_collapsed(model, top, batch, inputs, inducing, raw=way) for way in (True, False))
-    return jnp.max(jnp.abs(quick - sure)) <= _TOLERANCE
+    raw = jnp.mean(jnp.abs(quick - sure)) <= _TOLERANCE
+    return raw, jnp.where(raw, quick, sure)
 
 
 def bound(

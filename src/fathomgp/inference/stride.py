@@ -21,6 +21,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -45,7 +46,7 @@ from fathomgp.inference._stride_hidden import (
     whitened,
 )
 from fathomgp.inference._stride_posterior import Given, STRIDEPosterior, Trace
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, raw_is_exact
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, log_likelihood_and_way
 from fathomgp.inference.exact import noise_is_shared
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
 from fathomgp.likelihoods import Gaussian
@@ -177,8 +178,16 @@ class STRIDE(AbstractInference):
             model, inducing = self._shallow_start(model, top, batch, start, data.num_data, num_inducing, key)
         else:
             inducing = pivots(model, start[None], batch.weight, num_inducing)
-        inducing = inducing[:0] if self.standard else inducing
-        return _first_state(self, model, top, batch, path, inducing, self._num_anchors(data.num_data, num_inducing))
+        return self._first_state(model, top, batch, path, inducing)
+
+    def sketch(self, model: DeepGP, data: AbstractSource) -> STRIDEState | None:
+        """The start without sparse GP regression, at the first rows."""
+        batch, top = data.everything(), self._top(model, data)
+        if top.kind == "sampled" or self.shallow_rounds == 0:
+            return None
+        inducing = jnp.asarray(np.arange(_num_inducing(model, data.num_data)), jnp.int32)
+        model = _without_inducing(model)
+        return self._first_state(model, top, batch, _neutral_path(model, batch.x), inducing)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """E, M, E, M, ..., E; ``max_iter`` is the number of Markov chain steps in all E steps together."""
@@ -298,6 +307,12 @@ class STRIDE(AbstractInference):
         if self.standard and not shared:
             raise SettingError("standard=True needs all outputs in the same rows, with one noise variance.")
         return Top("standard" if self.standard else "collapsed", shared, self.target == "bound")
+
+    def _first_state(
+        self, model: DeepGP, top: Top, batch: Batch, path: list[Array], inducing: Int[Array, " M"]
+    ) -> STRIDEState:
+        anchors = self._num_anchors(len(batch.x), len(inducing))
+        return _first_state(self, model, top, batch, path, inducing[:0] if self.standard else inducing, anchors)
 
     def _num_anchors(self, num_data: int, num_inducing: int) -> int | None:
         """R, or ``None`` for all rows."""
@@ -441,9 +456,10 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
         below = whitened(model, hidden, x, _moved(model, old, hidden, x, values))
     white = jnp.concatenate([below, above], axis=1)
     inputs = top_inputs(model, hidden, x, hidden_values(model, hidden, x, below))
-    raw = raw_is_exact(model, state.top, batch, inputs, state.inducing)
+    raw, value = log_likelihood_and_way(model, state.top, batch, inputs, state.inducing, above)
     state = eqx.tree_at(lambda s: (s.hidden, s.raw), state, (hidden, raw))
-    chains = SAMPLERS[method.sampler].begin(_target(state, batch), white)
+    target = _target(state, batch) if method.sampler == "mala" else lambda _: value
+    chains = SAMPLERS[method.sampler].begin(target, white)
     return eqx.tree_at(lambda s: s.chains, state, chains)
 
 
