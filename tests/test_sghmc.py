@@ -299,3 +299,14 @@ def test_chains_start_at_draws_of_the_variational_posterior(data, key):
         white = jnp.linalg.solve(q.root, jnp.moveaxis(v - q.mean[None], 0, 2).transpose(1, 0, 2))
         assert abs(float(jnp.mean(white))) < 4.5 / np.sqrt(white.size)
         assert float(jnp.mean(white**2)) == pytest.approx(1.0, abs=4.5 * np.sqrt(2.0 / white.size))
+
+
+def test_the_energy_is_the_marginal_one_where_data_fill_several_batches(data, key):
+    x, y = data
+    model = deep(x)
+    for inference, energy in (
+        (SGHMC(), "bound"),
+        (SGHMC(batch_size=10), "marginal"),
+        (SGHMC(batch_size=10, energy="bound"), "bound"),
+    ):
+        assert inference.init(model, ArraySource(x, y), key=key).energy == energy
