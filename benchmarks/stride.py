@@ -3,7 +3,8 @@
     python benchmarks/stride.py timing             energy, the paper's settings; published: 1069 s on 32 cores
     python benchmarks/stride.py exchange           the M step beside naive evaluations of F_V, in one run
     python benchmarks/stride.py samplers           effective samples a second of the three E-step kernels
-    python benchmarks/stride.py table --folds 3    cross-validation on energy, concrete, boston (figures 4 and 5)
+    python benchmarks/stride.py table              cross-validation on energy, concrete, boston (figures 4 and 5);
+                                                   --particles 25 --moves 200 takes a quarter of the time
     python benchmarks/stride.py toy                the one-dimensional example (figure 3)
     python benchmarks/stride.py fashion            Fashion-MNIST labels as numbers, 30 principal components (table 1)
 
@@ -87,7 +88,8 @@ def run(file, key, make, X, y, train, test):
 
 
 def table(args):
-    columns = ("dataset", "fold", "method", "depth", "ard")
+    columns = ("dataset", "fold", "method", "depth", "ard", "particles", "moves")
+    settings = PAPER | {"particles": args.particles, "moves": args.moves}
     file = ResultFile(RESULTS / "stride_table.csv", (*columns, *SCORES, "seconds", "predict_seconds"), columns)
     for dataset in args.datasets.split(","):
         data = load_dataset(dataset)
@@ -95,9 +97,10 @@ def table(args):
         for fold, (train, test) in enumerate(k_fold(len(X), 10, seed=0)[: args.folds]):
             for name in args.methods.split(","):
                 depth = 1 if "GP" in name else args.depth
-                key = {"dataset": dataset, "fold": fold, "method": name, "depth": depth, "ard": int(args.ard)}
+                chains = (0, 0) if depth == 1 else (args.particles, args.moves)
+                key = dict(zip(columns, (dataset, fold, name, depth, int(args.ard), *chains), strict=True))
                 make = lambda name=name, X=X, depth=depth: estimator(  # noqa: E731
-                    name, X.shape[1], ard=args.ard, depth=depth, seed=0
+                    name, X.shape[1], ard=args.ard, depth=depth, settings=settings, seed=0
                 )
                 run(file, key, make, X, y, train, test)
     picture(file.rows, "dataset", "method", "smse", "stride_smse.png")
@@ -301,6 +304,8 @@ def main():
             "methods": "GP,sparse GP,comp standard,comp exact,comp aca,comp sparse,conv exact,conv aca,conv sparse",
             "folds": 10,
             "depth": 2,
+            "particles": PAPER["particles"],
+            "moves": PAPER["moves"],
         },
         toy: {"seeds": 5, "m": "10,20,30,40,50", "depths": "2,3,4,5"},
         fashion: {"splits": 2, "m": "25,50,75,100,125", "rows": 0},

@@ -32,6 +32,7 @@ from fathomgp.fitting._progress import Callback, Reporter
 from fathomgp.fitting._stopping import EarlyStopping
 from fathomgp.inference import AbstractInference, AbstractInfo, AbstractPosterior, Phase
 from fathomgp.model import DeepGP
+from fathomgp.precision import default_float
 
 #: A chunk should take about this long: short enough for a lively progress bar, long enough to hide Python.
 _CHUNK_SECONDS = 0.25
@@ -188,7 +189,7 @@ class _Run:
 
     def _compile_ahead(self, model: DeepGP) -> threading.Thread | None:
         """Compile the first phase's steps in a thread: a start takes as long to compile, and XLA has cores to spare."""
-        phase, double = self.plan[0], jax.config.jax_enable_x64
+        phase, double = self.plan[0], default_float() == np.float64
         if not (isinstance(self.source, ArraySource) and isinstance(self._placement(phase), OneDevice)):
             return None
         kind, capacity = self._static_parts(phase)

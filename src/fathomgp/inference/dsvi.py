@@ -442,7 +442,7 @@ def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 # Run once, so that XLA's optimiser would cost a hundred times what it saves.
-@eqx.filter_jit(compiler_options={"xla_backend_optimization_level": 0})
+@functools.partial(jax.jit, static_argnums=2, compiler_options={"xla_backend_optimization_level": 0})
 def _posterior(model: DeepGP, q: tuple[Q, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     whitened = tuple(one.whitened() if isinstance(one, Informed) else one for one in q)
     conditionals, reports = condition_all(model, whitened)
