@@ -72,6 +72,7 @@ def method(arguments):
         learning_rate=arguments.learning_rate,
         step_size=arguments.step_size,
         energy=arguments.energy,
+        window=arguments.window,
     )
 
 
@@ -126,6 +127,7 @@ def main():
     parser.add_argument("--natural", type=float, default=0.03, help="step size of natural gradients; 0: Adam")
     parser.add_argument("--step-size", type=float, default=0.01, help="of SGHMC: the paper's")
     parser.add_argument("--energy", choices=("bound", "marginal"), default="marginal", help="of SGHMC")
+    parser.add_argument("--window", type=int, default=1000, help="of SGHMC: the paper has 300")
     parser.add_argument("--learned-means", action="store_true", help="learn the inner layers' projections too")
     parser.add_argument("--own-points", action="store_true", help="inducing points for every class in the last layer")
     parser.add_argument("--ard", action="store_true", help="a lengthscale for every input of a kernel")
@@ -136,7 +138,7 @@ def main():
     names = ("method", "depth", "steps", "batch_size", "hidden_dim", "lengthscale", "learning_rate", "natural")
     run = "-".join(str(getattr(arguments, name)) for name in names)
     run += f"-{arguments.inner_variance}" + ("-learned" if arguments.learned_means else "")
-    run += f"-{arguments.step_size}-{arguments.energy}" if arguments.method == "sghmc" else ""
+    run += f"-{arguments.step_size}-{arguments.energy}-{arguments.window}" if arguments.method == "sghmc" else ""
     run += ("-own" if arguments.own_points else "") + ("-ard" if arguments.ard else "")
     X, labels, X_test, test_labels = images()
     some = np.random.default_rng(0).permutation(len(X))[:10_000]

@@ -18,7 +18,7 @@ from fathomgp.fitting import fit_model
 from fathomgp.inference import STRIDE, stride
 from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
-from fathomgp.inference._stride_hidden import fill_up, hidden_values, prepare_hidden, top_inputs, whitened
+from fathomgp.inference._stride_hidden import _apply_lower, fill_up, hidden_values, prepare_hidden, top_inputs, whitened
 from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, log_likelihood_and_way
 from fathomgp.inference.sgpr import collapsed_elbo
 from fathomgp.kernels import RBF
@@ -167,6 +167,12 @@ def test_aca_reaches_the_rank_that_the_eigenvalues_allow(rng):
     filled = np.asarray(fill_up(jnp.asarray([4, -1, 2, -1], jnp.int32), jnp.asarray([1.0] * 5 + [0.0] * 3)))
     assert set(filled) <= set(range(5))
     assert len(set(filled)) == 4
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+def test_strips_of_a_factor_are_the_whole_product(rng, rows):
+    lower, columns = np.tril(rng.normal(size=(rows, rows))), rng.normal(size=(2, rows, 3))
+    assert np.allclose(_apply_lower(jnp.asarray(lower), jnp.asarray(columns)), lower @ columns)
 
 
 @pytest.mark.parametrize(("trace", "shared"), [(False, True), (True, False)])

@@ -12,6 +12,7 @@ L L^T = k(I, I) given the layer below:
 The bottom layer's kernel is stationary: its factor is the same for all particles, and constant while I is.
 """
 
+import itertools
 from collections.abc import Callable
 
 import equinox as eqx
@@ -24,6 +25,9 @@ from fathomgp.means import AbstractMean
 from fathomgp.model import DeepGP
 
 KINDS = ("exact", "aca", "sparse")
+
+#: Strips of rows in products with an exact hidden layer's factor: four do five eighths of the work.
+_STRIPS = 4
 
 #: Values of every hidden layer, at all data or (sparse) at the anchors.
 Values = list[Float[Array, "S K _"]]
@@ -80,7 +84,8 @@ def hidden_values(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: 
     sites, at = hidden.sites(x), hidden.at_sites
     parts = _split(model, len(hidden.anchors), white)
     root = hidden.root[hidden.anchors] if hidden.kind == "sparse" else hidden.root
-    values = [model.layers[0].mean(sites)[None] + _apply(root, parts[0])]
+    apply = _apply_lower if hidden.kind == "exact" else _apply
+    values = [model.layers[0].mean(sites)[None] + apply(root, parts[0])]
     for level in range(1, model.depth - 1):
         inputs = seen(model, level, sites, values[-1])
         values.append(_means(model, level, inputs) + _correlate(model, level, hidden, inputs, at, parts[level]))
@@ -173,6 +178,14 @@ def _apply(matrix: Float[Array, "N R"], columns: Float[Array, "S R W"]) -> Float
     S, R, W = columns.shape
     wide = product(matrix, jnp.swapaxes(columns, 0, 1).reshape(R, S * W))
     return jnp.swapaxes(wide.reshape(-1, S, W), 0, 1)
+
+
+def _apply_lower(lower: Float[Array, "N N"], columns: Float[Array, "S N W"]) -> Float[Array, "S N W"]:
+    """:func:`_apply` of a lower-triangular matrix in strips of rows, most of whose zeros are not multiplied."""
+    size = len(lower)
+    edges = [size * strip // _STRIPS for strip in range(_STRIPS + 1)]
+    strips = [_apply(lower[start:end, :end], columns[:, :end]) for start, end in itertools.pairwise(edges)]
+    return jnp.concatenate(strips, axis=1)
 
 
 def _means(model: DeepGP, level: int, inputs: Float[Array, "S K F"]) -> Float[Array, "S K W"]:
