@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--natural", type=float, default=0.03, help="step size of natural gradients; 0: Adam")
     parser.add_argument("--step-size", type=float, default=0.01, help="of SGHMC: the paper's")
     parser.add_argument("--energy", choices=("bound", "marginal"), default="marginal", help="of SGHMC")
-    parser.add_argument("--window", type=int, default=1000, help="of SGHMC: the paper has 300")
+    parser.add_argument("--window", type=int, default=300, help="of SGHMC: the paper's")
     parser.add_argument("--learned-means", action="store_true", help="learn the inner layers' projections too")
     parser.add_argument("--own-points", action="store_true", help="inducing points for every class in the last layer")
     parser.add_argument("--ard", action="store_true", help="a lengthscale for every input of a kernel")
