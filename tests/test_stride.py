@@ -19,7 +19,7 @@ from fathomgp.inference import STRIDE, stride
 from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import _apply_lower, fill_up, hidden_values, prepare_hidden, top_inputs, whitened
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, log_likelihood_and_way
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, way_and_log_likelihood
 from fathomgp.inference.sgpr import collapsed_elbo
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian, Poisson
@@ -184,7 +184,7 @@ def test_the_quicker_likelihood_is_the_same(rng, trace, shared):
     top, inducing = Top("collapsed", shared=shared, trace=trace), jnp.asarray([1, 5, 9, 20], jnp.int32)
     value = eqx.filter_jit(functools.partial(log_likelihood, model, top, batch, inputs, inducing, white[:, :0]))
     assert np.allclose(value(raw=jnp.asarray(True)), value(raw=jnp.asarray(False)), atol=1e-7, rtol=0)
-    raw, same = eqx.filter_jit(log_likelihood_and_way)(model, top, batch, inputs, inducing, white[:, :0])
+    raw, same = eqx.filter_jit(way_and_log_likelihood)(model, top, batch, inputs, inducing, white[:, :0])
     assert raw
     assert np.allclose(same, value(raw=raw), atol=1e-7, rtol=0)
 
@@ -194,7 +194,7 @@ def test_the_quicker_likelihood_is_refused_where_rounding_would_show(rng):
     _, white, _, inputs = particles(model, batch, rng, 3)
     near = inputs[:, :1] + 1e-4 * (inputs - inputs[:, :1])  # k(Z, Z) is nearly singular
     inducing = jnp.arange(12, dtype=jnp.int32)
-    raw, value = eqx.filter_jit(log_likelihood_and_way)(model, COLLAPSED, batch, near, inducing, white[:, :0])
+    raw, value = eqx.filter_jit(way_and_log_likelihood)(model, COLLAPSED, batch, near, inducing, white[:, :0])
     assert not raw
     sure = eqx.filter_jit(log_likelihood)(model, COLLAPSED, batch, near, inducing, white[:, :0])
     assert np.allclose(value, sure, atol=1e-6, rtol=1e-9)

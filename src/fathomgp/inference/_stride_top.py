@@ -89,7 +89,7 @@ def log_likelihood(
 ) -> Float[Array, " S"]:
     """Phi: the log likelihood of every particle; NaN where a matrix has no factor.
 
-    ``raw`` takes the quicker way to it, whose rounding grows as the noise falls: see :func:`log_likelihood_and_way`.
+    ``raw`` takes the quicker way to it, whose rounding grows as the noise falls: see :func:`way_and_log_likelihood`.
     """
     if top.kind == "standard":
         return _exact_evidence(model, batch, inputs)
@@ -99,7 +99,7 @@ def log_likelihood(
     return jax.lax.cond(raw, *ways)
 
 
-def log_likelihood_and_way(
+def way_and_log_likelihood(
     model: DeepGP,
     top: Top,
     batch: Batch,

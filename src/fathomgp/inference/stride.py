@@ -46,7 +46,7 @@ from fathomgp.inference._stride_hidden import (
     whitened,
 )
 from fathomgp.inference._stride_posterior import Given, STRIDEPosterior, Trace
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, log_likelihood_and_way
+from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, way_and_log_likelihood
 from fathomgp.inference.exact import noise_is_shared
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
 from fathomgp.likelihoods import Gaussian
@@ -178,7 +178,7 @@ class STRIDE(AbstractInference):
             model, inducing = self._shallow_start(model, top, batch, start, data.num_data, num_inducing, key)
         else:
             inducing = pivots(model, start[None], batch.weight, num_inducing)
-        return self._first_state(model, top, batch, path, inducing)
+        return _first_state(self, model, top, batch, path, inducing)
 
     def sketch(self, model: DeepGP, data: AbstractSource) -> STRIDEState | None:
         """The start without sparse GP regression, at the first rows."""
@@ -187,7 +187,7 @@ class STRIDE(AbstractInference):
             return None
         inducing = jnp.asarray(np.arange(_num_inducing(model, data.num_data)), jnp.int32)
         model = _without_inducing(model)
-        return self._first_state(model, top, batch, _neutral_path(model, batch.x), inducing)
+        return _first_state(self, model, top, batch, _neutral_path(model, batch.x), inducing)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """E, M, E, M, ..., E; ``max_iter`` is the number of Markov chain steps in all E steps together."""
@@ -308,12 +308,6 @@ class STRIDE(AbstractInference):
             raise SettingError("standard=True needs all outputs in the same rows, with one noise variance.")
         return Top("standard" if self.standard else "collapsed", shared, self.target == "bound")
 
-    def _first_state(
-        self, model: DeepGP, top: Top, batch: Batch, path: list[Array], inducing: Int[Array, " M"]
-    ) -> STRIDEState:
-        anchors = self._num_anchors(len(batch.x), len(inducing))
-        return _first_state(self, model, top, batch, path, inducing[:0] if self.standard else inducing, anchors)
-
     def _num_anchors(self, num_data: int, num_inducing: int) -> int | None:
         """R, or ``None`` for all rows."""
         if self.hidden == "exact":
@@ -397,9 +391,10 @@ def _first_state(
     batch: Batch,
     path: list[Array],
     inducing: Int[Array, " M"],
-    num_anchors: int | None,
 ) -> STRIDEState:
     """All particles at the stationary start."""
+    num_anchors = method._num_anchors(len(batch.x), len(inducing))
+    inducing = inducing[:0] if method.standard else inducing
     S, dtype, zero = method.particles, batch.x.dtype, jnp.asarray(0, jnp.int32)
     start = model.layer_input(model.depth - 1, batch.x, path[-1])[None]
     anchors = _anchors(method, model, batch, start, inducing, num_anchors)
@@ -456,8 +451,9 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
         below = whitened(model, hidden, x, _moved(model, old, hidden, x, values))
     white = jnp.concatenate([below, above], axis=1)
     inputs = top_inputs(model, hidden, x, hidden_values(model, hidden, x, below))
-    raw, value = log_likelihood_and_way(model, state.top, batch, inputs, state.inducing, above)
+    raw, value = way_and_log_likelihood(model, state.top, batch, inputs, state.inducing, above)
     state = eqx.tree_at(lambda s: (s.hidden, s.raw), state, (hidden, raw))
+    # Phi is known at this point; only its gradient has to be asked for.
     target = _target(state, batch) if method.sampler == "mala" else lambda _: value
     chains = SAMPLERS[method.sampler].begin(target, white)
     return eqx.tree_at(lambda s: s.chains, state, chains)
