@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -119,6 +119,7 @@ class _Run:
         self.history: dict[str, list[np.ndarray]] = {}
         self.messages: list[str] = []
         self.placement: OneDevice | ManyDevices = OneDevice()
+        self.later: threading.Thread | None = None
         ahead = self._compile_ahead(model)
         self.state = agree(inference.init(model, source, key=self.init_key))
         if ahead is not None:
@@ -149,6 +150,7 @@ class _Run:
         if not self.resumed:
             self.state = self._enter(self.position.phase)
         self.resumed = False
+        self._compile_or_await_later_phases()
         self.placement = self._placement(phase)
         self.state, self.guard, self.step_key = self.placement.spread((self.state, self.guard, self.step_key))
         kind, capacity = self._static_parts(phase)
@@ -192,19 +194,35 @@ class _Run:
 
     def _compile_ahead(self, model: DeepGP) -> threading.Thread | None:
         """Compile the first phase's steps in a thread: a start takes as long to compile, and XLA has cores to spare."""
-        phase, double = self.plan[0], default_float() == np.float64
-        if not (isinstance(self.source, ArraySource) and isinstance(self._placement(phase), OneDevice)):
+        return self._compile_in_thread(lambda: self.inference.sketch(model, self.source), self.plan[:1])
+
+    def _compile_or_await_later_phases(self) -> None:
+        """Compile the steps of the phases to come in a thread while those of the first run."""
+        if self.position.phase == 0:
+            state, first = self.state, self.plan[0].name
+            later = {phase.name: phase for phase in self.plan if phase.name != first}
+            self.later = self._compile_in_thread(lambda: state, tuple(later.values()))
+        elif self.later is not None:
+            self.later.join()
+
+    def _compile_in_thread(self, start: Callable[[], Any], phases: Sequence[Phase]) -> threading.Thread | None:
+        """Compile the steps of phases that follow one another, from a state that ``start`` gives, if it does."""
+        double, guard, key = default_float() == np.float64, self.guard, self.step_key
+        one_device = all(isinstance(self._placement(phase), OneDevice) for phase in phases)
+        if not (phases and one_device and isinstance(self.source, ArraySource)):
             return None
-        kind, capacity = self._static_parts(phase)
-        feed = self._feed(kind, 1, capacity)
+        kinds = [self._static_parts(phase) for phase in phases]
+        feeds = [self._feed(kind, 1, capacity) for kind, capacity in kinds]
 
         def compile_steps() -> None:
             # Whatever goes wrong here will go wrong again where it can be reported.
             with jax.enable_x64(double), contextlib.suppress(Exception):
-                state = self.inference.sketch(model, self.source)
-                if state is not None:
+                state = start()
+                for phase, (kind, capacity), feed in zip(phases, kinds, feeds, strict=True):
+                    if state is None:
+                        return
                     state = self.inference.enter(phase, state, self.source, key=self.enter_key)
-                    run_chunk(self.inference, kind, state, self.guard, feed, 0, 0, self.step_key, capacity)
+                    run_chunk(self.inference, kind, state, guard, feed, 0, 0, key, capacity)
 
         thread = threading.Thread(target=compile_steps)
         thread.start()

@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInfo, Phase
+from fathomgp.inference._base import RUN_ONCE, AbstractInfo, Phase
 from fathomgp.inference._descent import AbstractDescent, DescentState, longer, lower_roots, natural_size
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
@@ -440,8 +440,7 @@ def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
 
-# Run once, so that XLA's optimiser would cost a hundred times what it saves.
-@functools.partial(jax.jit, static_argnums=2, compiler_options={"xla_backend_optimization_level": 0})
+@functools.partial(jax.jit, static_argnums=2, compiler_options=RUN_ONCE)
 def _posterior(model: DeepGP, q: tuple[Q, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     whitened = tuple(one.whitened() if isinstance(one, Informed) else one for one in q)
     conditionals, reports = condition_all(model, whitened)

@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
+from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted
 from fathomgp.inference._stride_exchange import exchange, greedy_choice
@@ -383,7 +383,7 @@ def _top_inputs(state: STRIDEState, batch: Batch) -> Float[Array, "S N F"]:
 # --- starts and changes of anchors ------------------------------------------------------------------------------------
 
 
-@eqx.filter_jit
+@eqx.filter_jit(compiler_options=RUN_ONCE)
 def _first_state(
     method: STRIDE,
     model: DeepGP,
@@ -514,7 +514,7 @@ def _without_inducing(model: DeepGP) -> DeepGP:
 # --- what was learned -------------------------------------------------------------------------------------------------
 
 
-@eqx.filter_jit
+@eqx.filter_jit(compiler_options=RUN_ONCE)
 def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDEPosterior, JitterReport]:
     model, x, hidden = state.model, batch.x, state.hidden
     below, above = _parts(state, state.chains.white)
