@@ -59,6 +59,7 @@ def estimator(name, inputs, *, m=50, ard=False, depth=2, settings=PAPER, seed=0)
     return DeepGPRegressor(method, depth=depth, num_inducing=m, kernel=kernel, architecture=architecture, **common)
 
 
+@double_precision
 def fit_and_score(model, X, y, train, test):
     """Scores of the test rows, and the seconds of both fits and answers."""
     began = time.perf_counter()

@@ -53,6 +53,15 @@ def test_equal_phases_compile_once(key):
     assert len(toy.TRACES) == first
 
 
+def test_later_phases_are_compiled_while_the_first_runs_and_change_nothing(key, monkeypatch):
+    toy.TRACES.clear()
+    ahead = run(key, toy.Walk(done_at=10**5 + 1, last="rest"))
+    assert {name: toy.TRACES.count(name) for name in ("walk", "rest")} == {"walk": 2, "rest": 2}
+    monkeypatch.setattr(_loop._Run, "_compile_in_thread", lambda *_: None)
+    alone = run(key, toy.Walk(done_at=10**5 + 2, last="rest"))
+    assert np.array_equal(position(ahead), position(alone))
+
+
 def test_batch_as_large_as_the_data_is_all_rows(key):
     result = run(key, toy.Walk(batch_size=None, phases=1))
     assert np.all(result.history["rows"] == 10.0)

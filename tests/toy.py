@@ -45,18 +45,20 @@ class WalkPosterior(AbstractPosterior):
 
 
 class Walk(AbstractInference):
-    """``bad`` holds step numbers whose result is NaN; the phase is done at step ``done_at``."""
+    """``bad`` holds step numbers whose result is NaN; the phase is done at step ``done_at``; ``last`` names the last."""
 
     bad: tuple[int, ...] = eqx.field(static=True, default=())
     done_at: int = eqx.field(static=True, default=10**6)
     batch_size: int | None = eqx.field(static=True, default=4)
     phases: int = eqx.field(static=True, default=2)
+    last: str = eqx.field(static=True, default="walk")
 
     def init(self, model, data, *, key):
         return WalkState(jnp.zeros(data.num_inputs), jnp.asarray(0, jnp.int32), jnp.asarray(0, jnp.int32))
 
     def plan(self, num_data, max_iter):
-        return (Phase("walk", max_iter or 40, batch_size=self.batch_size),) * self.phases
+        names = ("walk",) * (self.phases - 1) + (self.last,)
+        return tuple(Phase(name, max_iter or 40, batch_size=self.batch_size) for name in names)
 
     def enter(self, phase, state, data, *, key):
         return WalkState(
