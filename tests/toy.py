@@ -45,7 +45,7 @@ class WalkPosterior(AbstractPosterior):
 
 
 class Walk(AbstractInference):
-    """``bad`` holds step numbers whose result is NaN; the phase is done at step ``done_at``; ``last`` names the last."""
+    """``bad`` holds step numbers whose result is NaN; phases are done at step ``done_at``; ``last`` names the last."""
 
     bad: tuple[int, ...] = eqx.field(static=True, default=())
     done_at: int = eqx.field(static=True, default=10**6)
