@@ -1,6 +1,7 @@
 """One training step of the doubly stochastic deep GP, fathomgp beside its peers, in one sitting.
 
     python benchmarks/step_time.py [--cases SGP,DGP2] [--peers gpytorch] [--rounds 5] [--precision mixed]
+    python benchmarks/step_time.py --memory     # peak memory of a step with 10,000 and 100,000 rows
 
 Peers get virtual environments of their own under .peers, made on first use. Both libraries are asked in turn, several
 rounds, and the ratio of a round is what counts: the machine's moods fall on both. The last column is the share of the
@@ -65,6 +66,18 @@ def peer_python(peer):
     return python
 
 
+def our_worker(precision):
+    return Worker(os.environ.get("FATHOMGP_PYTHON", sys.executable), "fathomgp_step.py", precision)
+
+
+def compare_memory(precision):
+    """Peak memory of a process that makes steps of DGP2-wide, with ten times the rows and without."""
+    small, large = (our_worker(precision).ask(case)["peak_mib"] for case in ("DGP2-wide", "DGP2-wide-100k"))
+    print(
+        f"10,000 rows a step: {small:.0f} MiB; 100,000 rows: {large:.0f} MiB; ratio {large / small:.2f} (promised 1.3)"
+    )
+
+
 def compare(case, ours, peers, rounds):
     """Medians over rounds of our time, the peers' times and the ratios within a round."""
     mine, theirs = [], {name: [] for name in peers}
@@ -84,8 +97,11 @@ def main():
     parser.add_argument("--peers", default="gpytorch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="mixed", choices=("mixed", "double"))
+    parser.add_argument("--memory", action="store_true", help="compare peak memory of small and large batches instead")
     options = parser.parse_args()
-    ours = Worker(os.environ.get("FATHOMGP_PYTHON", sys.executable), "fathomgp_step.py", options.precision)
+    if options.memory:
+        return compare_memory(options.precision)
+    ours = our_worker(options.precision)
     peers = {name: Worker(peer_python(name), f"{name}_step.py") for name in options.peers.split(",")}
     peak = max(worker.ask("peak")["gflops"] for worker in (ours, *peers.values()))
     print(f"GEMM peak here: {peak:.0f} GFLOP/s (float32). Precision of fathomgp: {options.precision}.")

@@ -6,6 +6,7 @@ benchmark can ask two libraries in turn: the machine's moods then fall on both a
 
 import itertools
 import json
+import resource
 import statistics
 import sys
 import time
@@ -23,6 +24,8 @@ CASES = {
     **{f"DGP{depth}-wide": (depth, 8, 100, 10_000) for depth in (2, 3, 4, 5)},
     **{f"DGP{depth}-wide-1k": (depth, 8, 100, 1_000) for depth in (2, 3, 4, 5)},
 }
+# DGP2-wide with ten times the rows, for its memory.
+LARGE = {"DGP2-wide-100k": (2, 8, 100, 100_000)}
 
 
 def layer_widths(depth, inner):
@@ -58,11 +61,12 @@ def serve(make_step, peak_gflops, repeats=7, steps_a_call=1):
             print(json.dumps({"gflops": peak_gflops()}), flush=True)
             continue
         if case not in steps:
-            steps[case] = make_step(*CASES[case])
+            steps[case] = make_step(*(CASES | LARGE)[case])
             for _ in range(3):
                 steps[case]()
         seconds = statistics.median(timed(steps[case], repeats)) / steps_a_call
-        print(json.dumps({"case": case, "ms": 1e3 * seconds}), flush=True)
+        mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"case": case, "ms": 1e3 * seconds, "peak_mib": mib}), flush=True)
 
 
 def timed(step, repeats):
