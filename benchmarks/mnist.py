@@ -32,7 +32,6 @@ from fathomgp.data import ArraySource, load_dataset
 from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.inference import DSVI, SGHMC
 from fathomgp.inference.dsvi import inputs_at_means
-from fathomgp.inference.sghmc import HYPERPARAMETERS
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import RobustMax
 from fathomgp.model import DeepGP, Recipe, build_model, separate_outputs
@@ -73,8 +72,6 @@ def method(arguments):
         learning_rate=arguments.learning_rate,
         step_size=arguments.step_size,
         energy=arguments.energy,
-        hyperparameters=arguments.hyperparameters,
-        natural=arguments.natural,
         window=arguments.window,
     )
 
@@ -130,7 +127,6 @@ def main():
     parser.add_argument("--natural", type=float, default=0.03, help="step size of natural gradients; 0: Adam")
     parser.add_argument("--step-size", type=float, default=0.01, help="of SGHMC: the paper's")
     parser.add_argument("--energy", choices=("bound", "marginal"), default="marginal", help="of SGHMC")
-    parser.add_argument("--hyperparameters", choices=HYPERPARAMETERS, default="moving-window", help="of SGHMC")
     parser.add_argument("--window", type=int, default=300, help="of SGHMC: the paper's")
     parser.add_argument("--learned-means", action="store_true", help="learn the inner layers' projections too")
     parser.add_argument("--own-points", action="store_true", help="inducing points for every class in the last layer")
@@ -143,7 +139,6 @@ def main():
     run = "-".join(str(getattr(arguments, name)) for name in names)
     run += f"-{arguments.inner_variance}" + ("-learned" if arguments.learned_means else "")
     run += f"-{arguments.step_size}-{arguments.energy}-{arguments.window}" if arguments.method == "sghmc" else ""
-    run += "" if arguments.hyperparameters == "moving-window" else f"-{arguments.hyperparameters}"
     run += ("-own" if arguments.own_points else "") + ("-ard" if arguments.ard else "")
     X, labels, X_test, test_labels = images()
     some = np.random.default_rng(0).permutation(len(X))[:10_000]

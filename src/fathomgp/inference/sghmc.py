@@ -130,7 +130,6 @@ class SGHMC(AbstractInference):
         learning_rate: Adam's, of the hyperparameters; it falls to a tenth along a cosine over the last half of burn-in.
         hyperparameters: ``"variational"``, ``"moving-window"``, ``"mcem"``, ``"naive"`` or ``"fixed"``; ``None``:
             variational where the data fit into one batch, else the moving window (which gains 0.03 on kin8nm).
-        natural: step size of natural gradients, of variational hyperparameters.
         window: past draws among which a step of the hyperparameters chooses.
         mcem_draws: draws of an E-step of plain MCEM.
         mcem_steps: steps of an E-step, and of an M-step, of plain MCEM.
@@ -149,7 +148,6 @@ class SGHMC(AbstractInference):
     friction: float = eqx.field(static=True, default=0.05)
     learning_rate: float = eqx.field(static=True, default=0.01)
     hyperparameters: str | None = eqx.field(static=True, default=None)
-    natural: float = eqx.field(static=True, default=0.1)
     window: int = eqx.field(static=True, default=300)
     mcem_draws: int = eqx.field(static=True, default=10)
     mcem_steps: int = eqx.field(static=True, default=500)
@@ -289,7 +287,6 @@ class SGHMC(AbstractInference):
         return DSVI(
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
-            natural=self.natural,
             shallow_start=self.shallow_start,
             inner_root=0.01 if starts else 0.1,
         )
