@@ -2,7 +2,7 @@
 
     python benchmarks/mnist.py --method dsvi --depth 1 --ard
     python benchmarks/mnist.py --method dsvi --depth 2 --own-points
-    python benchmarks/mnist.py --method sghmc --depth 2 --own-points
+    python benchmarks/mnist.py --method sghmc --depth 2 --own-points --steps 20000
 
 An interrupted run goes on where it stopped: started again with the same settings, it finds its checkpoint beside its
 results (delete ``results/mnist-*`` when the code has changed). Every few minutes, and at the end of a phase, a row goes
