@@ -15,8 +15,8 @@ from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.model import DeepGP
 from fathomgp.predictive import Mixture, Predictive
 
-#: How to compile what runs once: XLA's optimiser would cost a hundred times what it saves.
-RUN_ONCE = {"xla_backend_optimization_level": 0}
+#: Arguments of jit for what runs once: XLA's optimiser would cost a hundred times what it saves.
+RUN_ONCE: dict[str, Any] = {"compiler_options": {"xla_backend_optimization_level": 0}}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -440,7 +440,7 @@ def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
 
-@functools.partial(jax.jit, static_argnums=2, compiler_options=RUN_ONCE)
+@functools.partial(jax.jit, static_argnums=2, **RUN_ONCE)
 def _posterior(model: DeepGP, q: tuple[Q, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     whitened = tuple(one.whitened() if isinstance(one, Informed) else one for one in q)
     conditionals, reports = condition_all(model, whitened)

@@ -383,7 +383,7 @@ def _top_inputs(state: STRIDEState, batch: Batch) -> Float[Array, "S N F"]:
 # --- starts and changes of anchors ------------------------------------------------------------------------------------
 
 
-@eqx.filter_jit(compiler_options=RUN_ONCE)
+@eqx.filter_jit(**RUN_ONCE)
 def _first_state(
     method: STRIDE,
     model: DeepGP,
@@ -514,7 +514,7 @@ def _without_inducing(model: DeepGP) -> DeepGP:
 # --- what was learned -------------------------------------------------------------------------------------------------
 
 
-@eqx.filter_jit(compiler_options=RUN_ONCE)
+@eqx.filter_jit(**RUN_ONCE)
 def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDEPosterior, JitterReport]:
     model, x, hidden = state.model, batch.x, state.hidden
     below, above = _parts(state, state.chains.white)
