@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fathomgp.inference._mcmc import SAMPLERS, adapted
+from fathomgp.inference._mcmc import SAMPLERS, adapted, chain_keys
 
 S, DIM = 3000, 3
 #: Two tests a statistic and sampler: a false alarm once in some ten thousand runs.
@@ -25,7 +25,8 @@ def run(name, white, size, key, steps, target=skewed):
     sampler = SAMPLERS[name]
 
     def step(chains, i):
-        chains, moves = sampler.move(target, chains, size, key=jax.random.fold_in(key, i))
+        keys = chain_keys(jax.random.fold_in(key, i), jnp.arange(len(white)))
+        chains, moves = sampler.move(target, chains, jnp.full(len(white), size), keys=keys)
         return chains, (jnp.mean(moves.acceptance), moves.nonfinite)
 
     return jax.lax.scan(step, sampler.begin(target, white), jnp.arange(steps))
@@ -85,10 +86,22 @@ def test_adaptation_reaches_its_goal(rng, key):
         def tune(chains, log_size, sampler=sampler):
             def step(carry, i):
                 chains, log_size = carry
-                chains, moves = sampler.move(narrow, chains, jnp.exp(log_size), key=jax.random.fold_in(key, i))
+                keys = jax.random.split(jax.random.fold_in(key, i), len(white))
+                chains, moves = sampler.move(narrow, chains, jnp.exp(log_size), keys=keys)
                 return (chains, adapted(log_size, moves.acceptance, sampler.goal, i)), jnp.mean(moves.acceptance)
 
             return jax.lax.scan(step, (chains, log_size), jnp.arange(400))[1]
 
-        acceptance = tune(sampler.begin(narrow, white), jnp.log(jnp.asarray(0.01)))
+        acceptance = tune(sampler.begin(narrow, white), jnp.full(len(white), jnp.log(0.01)))
         assert abs(np.mean(acceptance[-100:]) - sampler.goal) < 0.1
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_chain_does_not_depend_on_its_companions(name, rng, key):
+    """So that cores can share chains."""
+    white, sizes = jnp.asarray(rng.normal(size=(6, DIM))), jnp.linspace(0.1, 0.6, 6)
+    sampler, keys = SAMPLERS[name], chain_keys(key, jnp.arange(6))
+    together, _ = sampler.move(skewed, sampler.begin(skewed, white), sizes, keys=keys)
+    for part in (slice(0, 2), slice(2, 6)):
+        alone, _ = sampler.move(skewed, sampler.begin(skewed, white[part]), sizes[part], keys=keys[part])
+        assert np.allclose(alone.white, together.white[part], rtol=1e-12)

@@ -14,7 +14,7 @@ from scipy import stats
 from fathomgp import DeepGPRegressor, load
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
-from fathomgp.fitting import fit_model
+from fathomgp.fitting import _loop, fit_model
 from fathomgp.inference import STRIDE, stride
 from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
@@ -264,7 +264,8 @@ def test_samplers_agree_with_importance_sampling(six, rng, key):
             target = functools.partial(phi, six)
 
             def move(now, i):
-                return sampler.move(target, now, size, key=jax.random.fold_in(key, i))[0], None
+                keys = jax.random.split(jax.random.fold_in(key, i), len(white))
+                return sampler.move(target, now, jnp.full(len(white), size), keys=keys)[0], None
 
             return jax.lax.scan(move, sampler.begin(target, white), jnp.arange(60))[0]
 
@@ -296,7 +297,8 @@ def test_geweke(six, rng, key, name):
 
         y = jax.vmap(observe)(inputs, jax.random.split(key_y, len(white)))
         target = functools.partial(lambda white, y: target_of(y)(white, y), y=y)
-        return sampler.move(target, sampler.begin(target, white), size, key=key_w)[0].white
+        keys = jax.random.split(key_w, len(white))
+        return sampler.move(target, sampler.begin(target, white), jnp.full(len(white), size), keys=keys)[0].white
 
     white = jnp.asarray(rng.normal(size=(2000, 6)))
     for i in range(12):
@@ -317,6 +319,24 @@ def curve():
     rng = np.random.default_rng(5)
     x = rng.uniform(0, 1, size=(60, 1))
     return x, np.where(x[:, 0] < 0.5, np.sin(9 * x[:, 0]), 2.0) + 0.05 * rng.normal(size=60)
+
+
+def test_cores_that_share_particles_change_nothing(curve, key, monkeypatch):
+    x, y = curve
+    source, results, pieces = ArraySource(x, y[:, None]), [], []
+    method = STRIDE(**(SMALL | {"rounds": 2, "moves": 6}))
+    split = STRIDE.split
+    monkeypatch.setattr(STRIDE, "split", lambda *args: pieces.append(split(*args)) or pieces[-1])
+    for cores in (1, 2, 4):  # 6 particles: 6, 3 + 3, and 2 + 2 + 2
+        monkeypatch.setattr(_loop, "available_cores", lambda cores=cores: cores)
+        model = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=12)
+        results.append(fit_model(method, model, source, key=key, verbose=False))
+    whole = results[0]
+    for parts in results[1:]:
+        for name in ("objective", "acceptance", "step_size", "nonfinite", "ok"):
+            assert np.allclose(parts.history[name], whole.history[name], rtol=1e-6), name
+        assert np.allclose(parts.posterior.top.mean, whole.posterior.top.mean, rtol=1e-4, atol=1e-6)
+    assert {len(piece) for piece in pieces} == {1, 2, 3}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ State is on every device, batches are shared out among them, and XLA inserts the
 all compute the same state, so that process 0 alone writes what is worth keeping.
 """
 
+import os
 from typing import Any
 
 import equinox as eqx
@@ -99,6 +100,14 @@ def choose_placement(batch_size: int | None) -> OneDevice | ManyDevices:
     if len(devices) > 1 and shared and batch_size // len(devices) >= _ROWS_A_DEVICE:  # type: ignore[operator]
         return ManyDevices(devices)
     return OneDevice()
+
+
+def available_cores() -> int:
+    """The cores that this process may use, where they are what computes; 1 elsewhere."""
+    if jax.default_backend() != "cpu":
+        return 1
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def keep_everywhere(tree: Any, replicated: NamedSharding | None) -> Any:

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -149,6 +149,18 @@ class AbstractInference(eqx.Module):
     @abc.abstractmethod
     def back_off(self, state: Any) -> Any:
         """A more careful state, asked for after several failed steps in a row: a smaller step size, for instance."""
+
+    def split(self, phase: Phase, state: Any, at_most: int) -> tuple[Any, ...]:
+        """States of equal shapes, at most so many, whose steps in this phase need nothing of one another.
+
+        The loop steps them side by side, one a core. The result must not depend on how many they are.
+        """
+        return (state,)
+
+    def join(self, states: Sequence[Any], infos: Sequence[AbstractInfo]) -> tuple[Any, AbstractInfo]:
+        """What :meth:`split` took apart, some steps later; ``infos`` have a first axis of steps."""
+        (state,), (info,) = states, infos
+        return state, info
 
     @abc.abstractmethod
     def posterior(self, state: Any, data: AbstractSource | None) -> AbstractPosterior:

@@ -3,7 +3,8 @@
     p(w) ~ exp(Phi(w)) N(w; 0, I)
 
 All three leave the target invariant and know the prior, so their steps need not shrink as the number of variables
-grows. A point where Phi is not finite counts as impossible: it is rejected and counted.
+grows. A point where Phi is not finite counts as impossible: it is rejected and counted. Every chain has its own key and
+its own step size, so that no chain's path depends on which others are moved with it.
 """
 
 import abc
@@ -13,7 +14,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 #: Phi of S points at once.
 Target = Callable[[Float[Array, "S n"]], Float[Array, " S"]]
@@ -41,17 +42,17 @@ class Moves(eqx.Module):
 
     Attributes:
         acceptance: the probability with which each chain moved; a slice always moves.
-        nonfinite: how many proposals had no finite Phi.
+        nonfinite: how many of each chain's proposals had no finite Phi.
         evaluations: how often the target was asked.
     """
 
     acceptance: Float[Array, " S"]
-    nonfinite: Int[Array, ""]
+    nonfinite: Int[Array, " S"]
     evaluations: Int[Array, ""]
 
 
 class AbstractSampler(eqx.Module):
-    """A kernel; ``size`` is its step size between 0 and 1."""
+    """A kernel; ``size`` holds the chains' step sizes, between 0 and 1, and ``keys`` one key a chain."""
 
     #: The mean acceptance that adaptation aims at; 0 for kernels without a step size.
     goal: ClassVar[float]
@@ -62,7 +63,7 @@ class AbstractSampler(eqx.Module):
 
     @abc.abstractmethod
     def move(
-        self, target: Target, chains: Chains, size: Float[Array, ""], *, key: PRNGKeyArray
+        self, target: Target, chains: Chains, size: Float[Array, " S"], *, keys: Key[Array, " S"]
     ) -> tuple[Chains, Moves]:
         """One step of every chain."""
 
@@ -81,14 +82,15 @@ class PCN(AbstractSampler):
         return Chains(white, finite(target(white)), white[:, :0])
 
     def move(
-        self, target: Target, chains: Chains, size: Float[Array, ""], *, key: PRNGKeyArray
+        self, target: Target, chains: Chains, size: Float[Array, " S"], *, keys: Key[Array, " S"]
     ) -> tuple[Chains, Moves]:
         """One proposal a chain."""
-        noise_key, accept_key = jax.random.split(key)
-        white = jnp.sqrt(1.0 - size**2) * chains.white + size * _normal(noise_key, chains.white)
+        noise_keys, accept_keys = _split(keys, 2)
+        size = size[:, None]
+        white = jnp.sqrt(1.0 - size**2) * chains.white + size * _normal(noise_keys, chains.white)
         value = target(white)
         new = Chains(white, finite(value), chains.gradient)
-        return _accept(chains, new, new.value - chains.value, value, accept_key)
+        return _accept(chains, new, new.value - chains.value, value, accept_keys)
 
 
 class MALA(AbstractSampler):
@@ -109,16 +111,17 @@ class MALA(AbstractSampler):
         return Chains(white, finite(value), gradient)
 
     def move(
-        self, target: Target, chains: Chains, size: Float[Array, ""], *, key: PRNGKeyArray
+        self, target: Target, chains: Chains, size: Float[Array, " S"], *, keys: Key[Array, " S"]
     ) -> tuple[Chains, Moves]:
         """One proposal a chain."""
-        noise_key, accept_key = jax.random.split(key)
+        noise_keys, accept_keys = _split(keys, 2)
+        size = size[:, None]
         keep = jnp.sqrt(1.0 - size**2)
 
         def drift(chains: Chains) -> Float[Array, "S n"]:
             return keep * chains.white + (1.0 - keep) * chains.gradient
 
-        white = drift(chains) + size * _normal(noise_key, chains.white)
+        white = drift(chains) + size * _normal(noise_keys, chains.white)
         value, gradient = _value_and_gradient(target, white)
         new = Chains(white, finite(value), gradient)
 
@@ -127,7 +130,7 @@ class MALA(AbstractSampler):
             return 0.5 * jnp.sum(at.white**2 + ((to.white - drift(at)) / size) ** 2, axis=1)
 
         log_ratio = new.value - chains.value + energy(chains, new) - energy(new, chains)
-        return _accept(chains, new, log_ratio, value, accept_key)
+        return _accept(chains, new, log_ratio, value, accept_keys)
 
 
 class EllipticalSlice(AbstractSampler):
@@ -144,14 +147,13 @@ class EllipticalSlice(AbstractSampler):
         return Chains(white, finite(target(white)), white[:, :0])
 
     def move(
-        self, target: Target, chains: Chains, size: Float[Array, ""], *, key: PRNGKeyArray
+        self, target: Target, chains: Chains, size: Float[Array, " S"], *, keys: Key[Array, " S"]
     ) -> tuple[Chains, Moves]:
         """Shrink the bracket of angles of every chain until all are on their slices."""
-        noise_key, height_key, angle_key = jax.random.split(key, 3)
-        partner = _normal(noise_key, chains.white)
-        uniform = jax.random.uniform(height_key, chains.value.shape, chains.value.dtype, minval=1e-300)
-        height = chains.value + jnp.log(uniform)
-        angle = 2.0 * jnp.pi * jax.random.uniform(angle_key, height.shape, height.dtype)
+        noise_keys, height_keys, angle_keys = _split(keys, 3)
+        partner = _normal(noise_keys, chains.white)
+        height = chains.value + jnp.log(jnp.maximum(_uniform(height_keys, chains.value.dtype), 1e-300))
+        angle = 2.0 * jnp.pi * _uniform(angle_keys, height.dtype)
         start = (jnp.asarray(0, jnp.int32), chains, angle, angle - 2.0 * jnp.pi, angle, jnp.zeros(height.shape, bool))
 
         def goes_on(carry) -> Bool[Array, ""]:
@@ -164,11 +166,11 @@ class EllipticalSlice(AbstractSampler):
             hit = ~found & (finite(value) > height)
             now = Chains(jnp.where(hit[:, None], white, now.white), jnp.where(hit, value, now.value), now.gradient)
             low, high = jnp.where(angle < 0.0, angle, low), jnp.where(angle < 0.0, high, angle)
-            share = jax.random.uniform(jax.random.fold_in(angle_key, count + 1), angle.shape, angle.dtype)
-            bad = bad + jnp.sum(~found & ~jnp.isfinite(value), dtype=jnp.int32)
+            share = _uniform(jax.vmap(lambda key: jax.random.fold_in(key, count + 1))(angle_keys), angle.dtype)
+            bad = bad + (~found & ~jnp.isfinite(value)).astype(jnp.int32)
             return count + 1, now, low + share * (high - low), low, high, found | hit, bad
 
-        count, now, *_, found, bad = jax.lax.while_loop(goes_on, shrink, (*start, jnp.asarray(0, jnp.int32)))
+        count, now, *_, found, bad = jax.lax.while_loop(goes_on, shrink, (*start, jnp.zeros(height.shape, jnp.int32)))
         return now, Moves(found.astype(height.dtype), bad, count)
 
 
@@ -176,13 +178,13 @@ SAMPLERS: dict[str, AbstractSampler] = {"pcn": PCN(), "slice": EllipticalSlice()
 
 
 def adapted(
-    log_size: Float[Array, ""], acceptance: Float[Array, " S"], goal: float, step: Int[Array, ""]
-) -> Float[Array, ""]:
-    """Robbins and Monro's rule on the logarithm of the step size, with gains that fall like ``step^-0.6``."""
+    log_size: Float[Array, " S"], acceptance: Float[Array, " S"], goal: float, step: Int[Array, ""]
+) -> Float[Array, " S"]:
+    """Robbins and Monro's rule on the logarithms of the step sizes, with gains that fall like ``step^-0.6``."""
     if goal == 0.0:
         return log_size
     gain = 0.5 * (1.0 + step.astype(log_size.dtype)) ** -0.6
-    return jnp.clip(log_size + gain * (jnp.mean(acceptance) - goal), -9.0, -1e-3)
+    return jnp.clip(log_size + gain * (acceptance - goal), -9.0, -1e-3)
 
 
 def finite(value: Float[Array, " S"]) -> Float[Array, " S"]:
@@ -191,15 +193,14 @@ def finite(value: Float[Array, " S"]) -> Float[Array, " S"]:
 
 
 def _accept(
-    old: Chains, new: Chains, log_ratio: Float[Array, " S"], value: Float[Array, " S"], key: PRNGKeyArray
+    old: Chains, new: Chains, log_ratio: Float[Array, " S"], value: Float[Array, " S"], keys: Key[Array, " S"]
 ) -> tuple[Chains, Moves]:
     """Metropolis and Hastings. A chain at an impossible point accepts whatever is possible."""
     possible = jnp.isfinite(new.value)
     acceptance = jnp.where(possible, jnp.exp(jnp.minimum(jnp.nan_to_num(log_ratio, nan=0.0), 0.0)), 0.0)
-    moves = jax.random.uniform(key, acceptance.shape, acceptance.dtype) < acceptance
+    moves = _uniform(keys, acceptance.dtype) < acceptance
     chosen = jax.tree.map(lambda a, b: jnp.where(moves.reshape((-1,) + (1,) * (a.ndim - 1)), a, b), new, old)
-    count = jnp.sum(~jnp.isfinite(value), dtype=jnp.int32)
-    return chosen, Moves(acceptance, count, jnp.asarray(1, jnp.int32))
+    return chosen, Moves(acceptance, (~jnp.isfinite(value)).astype(jnp.int32), jnp.asarray(1, jnp.int32))
 
 
 def _value_and_gradient(target: Target, white: Float[Array, "S n"]) -> tuple[Float[Array, " S"], Float[Array, "S n"]]:
@@ -209,6 +210,23 @@ def _value_and_gradient(target: Target, white: Float[Array, "S n"]) -> tuple[Flo
     return value, jnp.where(jnp.isfinite(gradient), gradient, 0.0)
 
 
-def _normal(key: PRNGKeyArray, like: Float[Array, "S n"]) -> Float[Array, "S n"]:
+def chain_keys(key: PRNGKeyArray, numbers: Int[Array, " S"]) -> Key[Array, " S"]:
+    """A key for each of the chains with these numbers."""
+    return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
+
+
+def _split(keys: Key[Array, " S"], count: int) -> tuple[Key[Array, " S"], ...]:
+    """``count`` keys from every chain's, a kind at a time."""
+    several = jax.vmap(lambda key: jax.random.split(key, count))(keys)
+    return tuple(several[:, i] for i in range(count))
+
+
+def _normal(keys: Key[Array, " S"], like: Float[Array, "S n"]) -> Float[Array, "S n"]:
     """Standard normal numbers with 24 random bits each: half the time of 53, and no chain can tell."""
-    return jax.random.normal(key, like.shape, jnp.float32).astype(like.dtype)
+    draw = lambda key: jax.random.normal(key, like.shape[1:], jnp.float32)  # noqa: E731
+    return jax.vmap(draw)(keys).astype(like.dtype)
+
+
+def _uniform(keys: Key[Array, " S"], dtype: jnp.dtype) -> Float[Array, " S"]:
+    """One number between 0 and 1 a chain."""
+    return jax.vmap(lambda key: jax.random.uniform(key, (), dtype))(keys)

@@ -10,12 +10,13 @@ the model's stationary start and are kept, as in the paper; beyond it, gradient 
 them all (in white variables p(y | w, theta) is the complete-data likelihood, so this is EM too).
 
 Choices that the paper leaves open: hidden layers are centred on the values at which the last layer is stationary (the
-recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; the
-step size is adapted to a mean acceptance over the particles and frozen in the last E step; the pivots of ACA are those
-of the last layer's covariance averaged over the particles.
+recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; every
+particle adapts its step size to its own acceptance in the first half of an E step, so particles can be moved on a core
+each; the pivots of ACA are those of the last layer's covariance averaged over the particles.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -29,7 +30,7 @@ from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase
 from fathomgp.inference._lbfgs import lbfgs_minimise
-from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted
+from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted, chain_keys
 from fathomgp.inference._stride_exchange import exchange, greedy_choice
 from fathomgp.inference._stride_hidden import (
     KINDS,
@@ -62,37 +63,49 @@ _START_STEPS = 500
 _TRACE = 256
 
 
+class Particles(eqx.Module):
+    """What every particle has of its own: the first axis of all arrays.
+
+    Attributes:
+        number: the particle's own, from which its random numbers follow.
+        chains: white variables and their log likelihoods.
+        log_size: logarithms of the step sizes.
+        log_trace: log likelihoods at the last steps, a ring.
+        accepted: acceptances at the last steps, a ring.
+        nonfinite: proposals without a finite likelihood so far.
+    """
+
+    number: Int[Array, " S"]
+    chains: Chains
+    log_size: Float[Array, " S"]
+    log_trace: Float[Array, "S T"]
+    accepted: Float[Array, "S T"]
+    nonfinite: Int[Array, " S"]
+
+
 class STRIDEState(eqx.Module):
-    """Particles, inducing points, and what the chains have learned about their step.
+    """Particles, inducing points, and what both are conditioned on.
 
     Attributes:
         model: hyperparameters.
         top: how the last layer is treated.
         hidden: anchors of the hidden layers, and the bottom layer's factor.
-        chains: the particles' white variables and their log likelihoods.
+        particles: where they are, and what they have learned about their steps.
         inducing: row numbers of the inducing points.
         raw: whether the quicker likelihood was exact enough where this E step began.
-        log_size: logarithm of the step size.
         tick: steps done in this phase.
-        horizon: steps of this phase after which the step size is frozen.
-        log_trace: log likelihoods at the last steps, a ring.
-        accepted: mean acceptances at the last steps, a ring.
-        nonfinite: proposals without a finite likelihood so far.
+        horizon: steps of this phase after which step sizes are frozen.
         adam: the memory of the gradient steps on hyperparameters.
     """
 
     model: DeepGP
     top: Top
     hidden: Hidden
-    chains: Chains
+    particles: Particles
     inducing: Int[Array, " M"]
     raw: Bool[Array, ""]
-    log_size: Float[Array, ""]
     tick: Int[Array, ""]
     horizon: Int[Array, ""]
-    log_trace: Float[Array, "T S"]
-    accepted: Float[Array, " T"]
-    nonfinite: Int[Array, ""]
     adam: Any
 
 
@@ -112,7 +125,7 @@ class STRIDE(AbstractInference):
     """Sparse techniques for regression in deep Gaussian processes.
 
     Attributes:
-        particles: S.
+        particles: S; in the E step cores share them where their number can be divided.
         rounds: EM iterations; the last one ends with its E step.
         moves: Markov chain steps of an E step; the step size is adapted in their first half, and frozen in the other.
         exchanges: inducing points replaced in an M step, R.
@@ -134,7 +147,7 @@ class STRIDE(AbstractInference):
             the model's own hyperparameters.
     """
 
-    particles: int = eqx.field(static=True, default=25)
+    particles: int = eqx.field(static=True, default=24)
     rounds: int = eqx.field(static=True, default=10)
     moves: int = eqx.field(static=True, default=200)
     exchanges: int = eqx.field(static=True, default=5)
@@ -209,8 +222,29 @@ class STRIDE(AbstractInference):
         return self._move(state, batch, key) if phase.name == "E" else self._improve(state, batch, key)
 
     def back_off(self, state: STRIDEState) -> STRIDEState:
-        """Halve the step size."""
-        return eqx.tree_at(lambda s: s.log_size, state, state.log_size - jnp.log(2.0))
+        """Halve the step sizes."""
+        return eqx.tree_at(lambda s: s.particles.log_size, state, state.particles.log_size - jnp.log(2.0))
+
+    def split(self, phase: Phase, state: STRIDEState, at_most: int) -> tuple[STRIDEState, ...]:
+        """Particles need one another in the M step alone."""
+        S = self.particles if phase.name == "E" else 1
+        size = S // max(count for count in range(1, at_most + 1) if S % count == 0)
+        if size == S:
+            return (state,)
+        # NumPy's slices are views: JAX's would each be a program.
+        own = jax.device_get(state.particles)
+        parts = (jax.tree.map(lambda leaf, at=start: leaf[at : at + size], own) for start in range(0, S, size))
+        return tuple(dataclasses.replace(state, particles=part) for part in parts)
+
+    def join(self, states: Sequence[STRIDEState], infos: Sequence[STRIDEInfo]) -> tuple[STRIDEState, STRIDEInfo]:
+        """All particles again, and figures over all of them."""
+        whole = lambda *parts: jnp.asarray(np.concatenate(parts))  # noqa: E731
+        particles = jax.tree.map(whole, *jax.device_get([state.particles for state in states]))
+        over = {"ok": np.all, "done": np.all, "jitter": np.max, "nonfinite": np.sum}
+        names = [field.name for field in dataclasses.fields(STRIDEInfo)]
+        figures = [over.get(name, np.mean)([getattr(info, name) for info in infos], axis=0) for name in names]
+        info = eqx.tree_at(lambda info: [getattr(info, name) for name in names], infos[0], figures)
+        return dataclasses.replace(states[0], particles=particles), info
 
     def posterior(self, state: STRIDEState, data: AbstractSource | None) -> STRIDEPosterior:
         """The mixture (5)."""
@@ -223,25 +257,22 @@ class STRIDE(AbstractInference):
     # --- the steps ----------------------------------------------------------------------------------------------------
 
     def _move(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
-        sampler = SAMPLERS[self.sampler]
-        chains, moves = sampler.move(_target(state, batch), state.chains, jnp.exp(state.log_size), key=key)
-        moved = adapted(state.log_size, moves.acceptance, sampler.goal, state.tick)
-        log_size = jnp.where(state.tick < state.horizon, moved, state.log_size)
-        acceptance, slot = jnp.mean(moves.acceptance), state.tick % _TRACE
-        new = eqx.tree_at(
-            lambda s: (s.chains, s.log_size, s.tick, s.log_trace, s.accepted, s.nonfinite),
-            state,
-            (
-                chains,
-                log_size,
-                state.tick + 1,
-                state.log_trace.at[slot].set(chains.value),
-                state.accepted.at[slot].set(acceptance),
-                state.nonfinite + moves.nonfinite,
-            ),
+        sampler, old = SAMPLERS[self.sampler], state.particles
+        keys = chain_keys(key, old.number)
+        chains, moves = sampler.move(_target(state, batch), old.chains, jnp.exp(old.log_size), keys=keys)
+        moved = adapted(old.log_size, moves.acceptance, sampler.goal, state.tick)
+        slot = state.tick % _TRACE
+        new = Particles(
+            number=old.number,
+            chains=chains,
+            log_size=jnp.where(state.tick < state.horizon, moved, old.log_size),
+            log_trace=old.log_trace.at[:, slot].set(chains.value),
+            accepted=old.accepted.at[:, slot].set(moves.acceptance),
+            nonfinite=old.nonfinite + moves.nonfinite,
         )
         objective = -jnp.mean(chains.value) / batch.num_data
-        return new, _info(objective, acceptance, state.log_size, moves.nonfinite)
+        info = _info(objective, jnp.mean(moves.acceptance), old.log_size, jnp.sum(moves.nonfinite))
+        return eqx.tree_at(lambda s: (s.particles, s.tick), state, (new, state.tick + 1)), info
 
     def _improve(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
         value, inputs, learn = self._gradient(state, batch)
@@ -252,7 +283,7 @@ class STRIDE(AbstractInference):
         state = learn(state)
         state = eqx.tree_at(lambda s: s.tick, state, state.tick + 1)
         zero = jnp.zeros((), value.dtype)
-        return state, _info(-value / batch.num_data, zero, state.log_size, jnp.asarray(0, jnp.int32))
+        return state, _info(-value / batch.num_data, zero, state.particles.log_size, jnp.asarray(0, jnp.int32))
 
     def _num_candidates(self, state: STRIDEState, batch: Batch) -> int:
         """|J| of an exchange; 0 where there is nothing to exchange."""
@@ -361,7 +392,7 @@ def _log_likelihood(model: DeepGP, state: STRIDEState, batch: Batch, white: Floa
 def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "S N F"]]:
     """F_V, or Phi where there is none, averaged over the particles; and what the last layer sees."""
     hidden = prepare_hidden(model, batch.x, state.hidden.anchors, state.hidden.kind)
-    below, above = _parts(state, state.chains.white)
+    below, above = _parts(state, state.particles.chains.white)
     inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, below))
     if state.top.kind == "collapsed":
         return jnp.mean(bound(model, state.top, batch, inputs, state.inducing)), inputs
@@ -376,7 +407,7 @@ def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array,
 
 
 def _top_inputs(state: STRIDEState, batch: Batch) -> Float[Array, "S N F"]:
-    values = hidden_values(state.model, state.hidden, batch.x, _parts(state, state.chains.white)[0])
+    values = hidden_values(state.model, state.hidden, batch.x, _parts(state, state.particles.chains.white)[0])
     return top_inputs(state.model, state.hidden, batch.x, values)
 
 
@@ -404,19 +435,23 @@ def _first_state(
     white = jnp.concatenate([white, jnp.zeros((1, top.num_white(model, len(inducing))), dtype)], axis=1)
     gradient = white if method.sampler == "mala" else white[:, :0]
     chains = Chains(*(jnp.repeat(part, S, axis=0) for part in (white, jnp.full(1, -jnp.inf, dtype), gradient)))
+    particles = Particles(
+        number=jnp.arange(S, dtype=jnp.int32),
+        chains=chains,
+        log_size=jnp.full(S, jnp.log(method.step_size), dtype),
+        log_trace=jnp.full((S, _TRACE), jnp.nan, dtype),
+        accepted=jnp.full((S, _TRACE), jnp.nan, dtype),
+        nonfinite=jnp.zeros(S, jnp.int32),
+    )
     return STRIDEState(
         model=model,
         top=top,
         hidden=hidden,
-        chains=chains,
+        particles=particles,
         inducing=inducing,
         raw=jnp.asarray(False),
-        log_size=jnp.log(jnp.asarray(method.step_size, dtype)),
         tick=zero,
         horizon=zero,
-        log_trace=jnp.full((_TRACE, S), jnp.nan, dtype),
-        accepted=jnp.full(_TRACE, jnp.nan, dtype),
-        nonfinite=zero,
         adam=method._adam().init(partition(model)[0]),
     )
 
@@ -438,7 +473,7 @@ def _anchors(
 def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
     """Where M or the hyperparameters have changed: new anchors, the same hidden values, new likelihoods."""
     model, x, old = state.model, batch.x, state.hidden
-    below, above = _parts(state, state.chains.white)
+    below, above = _parts(state, state.particles.chains.white)
     if method.hidden == "exact" or (method.hidden == "aca" and not method.refresh):
         hidden = prepare_hidden(model, x, old.anchors, method.hidden)
     else:
@@ -456,7 +491,7 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
     # Phi is known at this point; only its gradient has to be asked for.
     target = _target(state, batch) if method.sampler == "mala" else lambda _: value
     chains = SAMPLERS[method.sampler].begin(target, white)
-    return eqx.tree_at(lambda s: s.chains, state, chains)
+    return eqx.tree_at(lambda s: s.particles.chains, state, chains)
 
 
 def _moved(model: DeepGP, old: Hidden, new: Hidden, x: Float[Array, "N D"], values: Values) -> Values:
@@ -517,7 +552,7 @@ def _without_inducing(model: DeepGP) -> DeepGP:
 @eqx.filter_jit(**RUN_ONCE)
 def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDEPosterior, JitterReport]:
     model, x, hidden = state.model, batch.x, state.hidden
-    below, above = _parts(state, state.chains.white)
+    below, above = _parts(state, state.particles.chains.white)
     values = hidden_values(model, hidden, x, below)
     top, report = condition_top(model, state.top, batch, top_inputs(model, hidden, x, values), state.inducing, above)
     interpolated = hidden.kind == "sparse" and model.depth > 2
@@ -557,16 +592,17 @@ def _given(
 def _ordered(state: STRIDEState) -> Trace:
     """The ring of the last E step, oldest first."""
     order = (state.tick + jnp.arange(_TRACE, dtype=jnp.int32)) % _TRACE
-    return Trace(state.log_trace[order].T, state.accepted[order], state.nonfinite.astype(state.log_size.dtype))
+    own = state.particles
+    accepted = jnp.mean(own.accepted[:, order], axis=0)
+    return Trace(own.log_trace[:, order], accepted, jnp.sum(own.nonfinite).astype(accepted.dtype))
 
 
 def _info(
-    objective: Float[Array, ""], acceptance: Float[Array, ""], log_size: Float[Array, ""], nonfinite: Int[Array, ""]
+    objective: Float[Array, ""], acceptance: Float[Array, ""], log_size: Float[Array, " S"], nonfinite: Int[Array, ""]
 ) -> STRIDEInfo:
     no = jnp.asarray(False)
-    return STRIDEInfo(
-        objective, jnp.isfinite(objective), no, jnp.zeros((), objective.dtype), acceptance, jnp.exp(log_size), nonfinite
-    )
+    zero, size = jnp.zeros((), objective.dtype), jnp.mean(jnp.exp(log_size))
+    return STRIDEInfo(objective, jnp.isfinite(objective), no, zero, acceptance, size, nonfinite)
 
 
 def _choose(name: str, value: str, options: tuple[str, ...]) -> None:
