@@ -242,7 +242,7 @@ def toy_picture(rows):
             at = [place for place, part in zip(places, scores, strict=True) if part]
             ax.plot(at, mean, "o-", label=method)
             ax.fill_between(at, mean - 2 * spread, mean + 2 * spread, alpha=0.2)
-        ax.set(xlabel="inducing points" if axis == "m" else "layers", ylabel="SMSE")
+        ax.set(xlabel="inducing points" if axis == "m" else "layers", ylabel="SMSE", xticks=places, yscale="log")
         ax.legend()
     figure.savefig(RESULTS / "stride_toy.png", dpi=120)
 

@@ -1,6 +1,7 @@
 """Doubly stochastic variational inference: depth 1 is SVGP, one natural step is the exact GP, blocks change nothing."""
 
 import dataclasses
+import functools
 
 import equinox as eqx
 import jax
@@ -413,3 +414,16 @@ def test_steps_are_compiled_before_the_start_is_known(data, key, inference):
     for ours, theirs in zip(jax.tree.leaves(sketch), jax.tree.leaves(start), strict=True):
         assert jax.typeof(ours) == jax.typeof(theirs)
     assert dataclasses.replace(inference, shallow_start=False).sketch(model, source) is None
+
+
+def test_one_layer_is_fitted_by_its_shallow_start(rng, key):
+    """With Gaussian noise and all rows in the start, steps have nothing to add: one looks at the bound, none moves."""
+    x = rng.uniform(-2.0, 2.0, size=(80, 2))
+    source = ArraySource(x, np.sin(2.0 * x[:, :1]) + 0.2 * rng.normal(size=(80, 1)))
+    model = deep(x, depth=1)
+    fit = functools.partial(fit_model, model=model, source=source, key=key, verbose=False)
+    start, longer = fit(DSVI()), fit(DSVI(steps=200))
+    assert len(start.history["objective"]) == 1
+    assert len(longer.history["objective"]) == 200
+    assert start.history["objective"][0] < longer.history["objective"][-1] + 1e-3
+    assert len(fit(DSVI(), max_iter=3).history["objective"]) == 3

@@ -68,6 +68,8 @@ Q = Whitened | Informed
 #: Rows and L-BFGS steps of the shallow start, at the most.
 _START_ROWS = 2000
 _START_STEPS = 300
+#: L-BFGS steps where the model has one layer: the start is then the whole fit, if it has seen all rows.
+_ALONE_STEPS = 500
 #: Rows that each weight of a narrow layer's mean needs, to be fitted with it.
 _ROWS_A_WEIGHT = 10
 
@@ -86,7 +88,9 @@ class DSVI(AbstractDescent):
     """Doubly stochastic variational inference; with one layer, the sparse variational GP.
 
     Attributes:
-        steps: how many; ``None``: 1,000 where data fill up to ten batches, else 150 for each batch, up to 6,000.
+        steps: how many; ``None``: 1,000 where data fill up to ten batches, else 150 for each batch, up to 6,000. One
+            layer with a shallow start takes half of them, and none if there are at most 2,000 rows: the start has then
+            found the best bound.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it is reached within a hundred steps, and falls to a tenth along a cosine over the last
             half of all steps.
@@ -155,7 +159,22 @@ class DSVI(AbstractDescent):
                 new = dataclasses.replace(new, model=natural_noise(new.model, state.model, model_gradient, batch, size))
         objective = (loss.data + loss.kl) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
-        return new, DSVIInfo(objective, ok, jnp.asarray(False), loss.jitter, loss.kl / batch.num_data)
+        done = jnp.asarray(False)
+        if self._starts_close(state.model):
+            done = state.steps + 1 >= state.horizon
+            new = jax.tree.map(lambda old, new: jnp.where(state.horizon > 0, new, old), state, new)
+        return new, DSVIInfo(objective, ok, done, loss.jitter, loss.kl / batch.num_data)
+
+    def enter(self, phase: Phase, state: DescentState, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
+        """Tell the schedule how many steps there will be: fewer where the shallow start is most of the fit."""
+        steps = phase.steps
+        if self._starts_close(state.model) and steps == self.plan(data.num_data, None)[0].steps:
+            steps = 0 if data.num_data <= _START_ROWS else steps // 2
+        return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(steps, jnp.int32))
+
+    def _starts_close(self, model: DeepGP) -> bool:
+        """Whether the shallow start is the same model's optimum, on the rows that it has seen."""
+        return model.depth == 1 and self.shallow_start and self.steps is None and isinstance(model.likelihood, Gaussian)
 
     def posterior(self, state: DescentState, data: AbstractSource | None) -> LayeredPosterior:
         """The mixture (18) over sample paths."""
@@ -374,7 +393,8 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array, fit_means
         return -value / batch.num_data, jitter
 
     start = (_narrow_means(model, x) if fit_means else (), DeepGP(model.layers[-1:], model.likelihood))
-    means, fitted = lbfgs_minimise(objective, start, max_steps=_START_STEPS, tolerance=1e-5)
+    steps, tolerance = (_ALONE_STEPS, 1e-6) if model.depth == 1 else (_START_STEPS, 1e-5)
+    means, fitted = lbfgs_minimise(objective, start, max_steps=steps, tolerance=tolerance)
     inner = _place_inducing(_with_means(model, means), x).layers[:-1] if means else model.layers[:-1]
     deep = DeepGP((*inner, *fitted.layers), fitted.likelihood, model.skip_inputs, model.architecture)
     return deep, optimal_q(fitted, seen(means))
