@@ -360,7 +360,8 @@ def shallow_start(
     subset = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
     dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
     x, y, observed = (jnp.asarray(part) for part in subset)
-    return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed, fit_means)
+    effort = (_ALONE_STEPS, 1e-6) if model.depth == 1 and data.num_data <= _START_ROWS else (_START_STEPS, 1e-5)
+    return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed, fit_means, effort)
 
 
 def without_shallow_start(inference: Any, model: DeepGP, data: AbstractSource) -> Any | None:
@@ -371,7 +372,10 @@ def without_shallow_start(inference: Any, model: DeepGP, data: AbstractSource) -
 
 
 @eqx.filter_jit
-def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array, fit_means: bool) -> tuple[DeepGP, Whitened]:
+def _shallow_start(
+    model: DeepGP, x: Array, y: Array, observed: Array, fit_means: bool, effort: tuple[int, float]
+) -> tuple[DeepGP, Whitened]:
+    """``effort``: L-BFGS steps at the most, and the relative gain that ends them."""
     count = len(x)
     batch = Batch(
         x=inputs_at_means(model, x),
@@ -393,8 +397,7 @@ def _shallow_start(model: DeepGP, x: Array, y: Array, observed: Array, fit_means
         return -value / batch.num_data, jitter
 
     start = (_narrow_means(model, x) if fit_means else (), DeepGP(model.layers[-1:], model.likelihood))
-    steps, tolerance = (_ALONE_STEPS, 1e-6) if model.depth == 1 else (_START_STEPS, 1e-5)
-    means, fitted = lbfgs_minimise(objective, start, max_steps=steps, tolerance=tolerance)
+    means, fitted = lbfgs_minimise(objective, start, max_steps=effort[0], tolerance=effort[1])
     inner = _place_inducing(_with_means(model, means), x).layers[:-1] if means else model.layers[:-1]
     deep = DeepGP((*inner, *fitted.layers), fitted.likelihood, model.skip_inputs, model.architecture)
     return deep, optimal_q(fitted, seen(means))
