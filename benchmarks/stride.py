@@ -243,6 +243,8 @@ def toy_picture(rows):
             ax.plot(at, mean, "o-", label=method)
             ax.fill_between(at, mean - 2 * spread, mean + 2 * spread, alpha=0.2)
         ax.set(xlabel="inducing points" if axis == "m" else "layers", ylabel="SMSE", xticks=places, yscale="log")
+        ax.minorticks_off()
+        ax.set_yticks([0.01, 0.02, 0.05, 0.1], ["0.01", "0.02", "0.05", "0.1"])
         ax.legend()
     figure.savefig(RESULTS / "stride_toy.png", dpi=120)
 

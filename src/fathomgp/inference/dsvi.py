@@ -157,12 +157,12 @@ class DSVI(AbstractDescent):
             new = dataclasses.replace(new, q=(*new.q[:-1], last))
             if self.shallow_start:  # without it, noise would take in what no function has explained yet
                 new = dataclasses.replace(new, model=natural_noise(new.model, state.model, model_gradient, batch, size))
-        objective = (loss.data + loss.kl) / batch.num_data
-        ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         done = jnp.asarray(False)
         if self._starts_close(state.model):
-            done = state.steps + 1 >= state.horizon
-            new = jax.tree.map(lambda old, new: jnp.where(state.horizon > 0, new, old), state, new)
+            done, moves = state.steps + 1 >= state.horizon, state.horizon > 0
+            new, fine = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, state), fine | ~moves
+        objective = (loss.data + loss.kl) / batch.num_data
+        ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, DSVIInfo(objective, ok, done, loss.jitter, loss.kl / batch.num_data)
 
     def enter(self, phase: Phase, state: DescentState, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
