@@ -426,4 +426,4 @@ def test_one_layer_is_fitted_by_its_shallow_start(rng, key):
     assert len(start.history["objective"]) == 1
     assert len(longer.history["objective"]) == 200
     assert start.history["objective"][0] < longer.history["objective"][-1] + 1e-3
-    assert len(fit(DSVI(), max_iter=3).history["objective"]) == 3
+    assert len(fit(DSVI(), max_iter=1000).history["objective"]) == 1000  # asked for, though it is the usual number

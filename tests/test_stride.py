@@ -338,6 +338,14 @@ def test_cores_that_share_particles_change_nothing(curve, key, monkeypatch):
         assert np.allclose(parts.posterior.top.mean, whole.posterior.top.mean, rtol=1e-4, atol=1e-6)
     assert {len(piece) for piece in pieces} == {1, 2, 3}
 
+    def failed(*args, piece=_loop._compiled_piece):
+        state, guard, *rest = piece(*args)
+        return state, eqx.tree_at(lambda guard: guard.total, guard, guard.total + 1), *rest
+
+    monkeypatch.setattr(_loop, "_compiled_piece", failed)
+    again = fit_model(method, model, source, key=key, verbose=False)  # a chunk with a failed step is run undivided
+    assert np.array_equal(again.history["objective"], whole.history["objective"])
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

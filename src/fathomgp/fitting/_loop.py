@@ -232,7 +232,8 @@ class _Run:
 
     def _compile(self, phase: Phase, capacity: int) -> None:
         """Compile before several threads ask for it, each of which would."""
-        if isinstance(self.placement, OneDevice):
+        pieces = self.inference.split(phase, self.state, available_cores())
+        if isinstance(self.placement, OneDevice) and len(pieces) > 1:
             feed = self._feed(phase, 1, capacity)
             run_chunk(self.inference, phase, self.state, self.guard, feed, 0, 0, self.step_key, capacity)
 
@@ -410,9 +411,10 @@ def run_chunk(
     if len(pieces) == 1 or count == 0:
         return chunk(pieces[0])
     states, guards, infos, ran, done = zip(*_side_by_side(chunk, pieces), strict=True)
-    worst = jax.tree.map(lambda *counts: max(counts, key=int), *guards)
+    if any(int(piece.total) > int(guard.total) for piece in guards):  # a step that failed must be undone everywhere
+        return _compiled_chunk(inference, phase, state, guard, feed, bounds, key, capacity, replicated)
     state, info = inference.join(states, infos)
-    return state, worst, info, max(ran, key=int), jnp.asarray(all(map(bool, done)))
+    return state, guards[0], info, ran[0], jnp.asarray(all(map(bool, done)))
 
 
 def _side_by_side(call: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:

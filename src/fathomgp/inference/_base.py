@@ -29,6 +29,7 @@ class Phase:
         batch_size: rows a batch; ``None`` for all.
         batches_per_step: above 1, a step sees that many batches stacked along a first axis.
         ordered: rows in their own order instead of shuffled.
+        usual: whether nobody asked for this number of steps, so that the algorithm may end the phase earlier.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Phase:
     batch_size: int | None = None
     batches_per_step: int = 1
     ordered: bool = False
+    usual: bool = False
 
 
 class Buffer(eqx.Module):

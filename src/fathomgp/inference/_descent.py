@@ -61,8 +61,9 @@ class AbstractDescent(AbstractInference):
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase of ``max_iter`` steps."""
         steps = self.steps if max_iter is None else max_iter
+        usual = steps is None
         steps = self.usual_steps(-(-num_data // self.batch_size)) if steps is None else steps
-        return (Phase(self.objective, steps, batch_size=self.batch_size),)
+        return (Phase(self.objective, steps, batch_size=self.batch_size, usual=usual),)
 
     def enter(self, phase: Phase, state: DescentState, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Tell the schedule how many steps there will be."""

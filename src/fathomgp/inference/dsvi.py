@@ -158,7 +158,7 @@ class DSVI(AbstractDescent):
             if self.shallow_start:  # without it, noise would take in what no function has explained yet
                 new = dataclasses.replace(new, model=natural_noise(new.model, state.model, model_gradient, batch, size))
         done = jnp.asarray(False)
-        if self._starts_close(state.model):
+        if phase.usual and self._starts_close(state.model):
             done, moves = state.steps + 1 >= state.horizon, state.horizon > 0
             new, fine = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, state), fine | ~moves
         objective = (loss.data + loss.kl) / batch.num_data
@@ -168,13 +168,14 @@ class DSVI(AbstractDescent):
     def enter(self, phase: Phase, state: DescentState, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Tell the schedule how many steps there will be: fewer where the shallow start is most of the fit."""
         steps = phase.steps
-        if self._starts_close(state.model) and steps == self.plan(data.num_data, None)[0].steps:
+        if phase.usual and self._starts_close(state.model):
             steps = 0 if data.num_data <= _START_ROWS else steps // 2
         return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(steps, jnp.int32))
 
     def _starts_close(self, model: DeepGP) -> bool:
-        """Whether the shallow start is the same model's optimum, on the rows that it has seen."""
-        return model.depth == 1 and self.shallow_start and self.steps is None and isinstance(model.likelihood, Gaussian)
+        """Whether the shallow start is the same model's optimum on the rows that it has seen; not so in float32."""
+        started = model.depth == 1 and self.shallow_start and isinstance(model.likelihood, Gaussian)
+        return started and model.layers[0].z is not None and model.layers[0].z.raw.dtype == jnp.float64
 
     def posterior(self, state: DescentState, data: AbstractSource | None) -> LayeredPosterior:
         """The mixture (18) over sample paths."""

@@ -227,10 +227,11 @@ class STRIDE(AbstractInference):
 
     def split(self, phase: Phase, state: STRIDEState, at_most: int) -> tuple[STRIDEState, ...]:
         """Particles need one another in the M step alone."""
-        S = self.particles if phase.name == "E" else 1
-        size = S // max(count for count in range(1, at_most + 1) if S % count == 0)
-        if size == S:
+        S = self.particles
+        count = max(count for count in range(1, at_most + 1) if S % count == 0)
+        if phase.name == "M" or count == 1 or 2 * count < at_most:  # rather XLA's threads than most cores idle
             return (state,)
+        size = S // count
         # NumPy's slices are views: JAX's would each be a program.
         own = jax.device_get(state.particles)
         parts = (jax.tree.map(lambda leaf, at=start: leaf[at : at + size], own) for start in range(0, S, size))
