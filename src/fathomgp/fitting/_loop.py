@@ -40,6 +40,8 @@ _CHUNK_SECONDS = 0.25
 _MAX_CHUNK = 256
 #: Processes must agree on the length of a chunk without asking the clock.
 _SHARED_CHUNK = 16
+#: Arguments of jit for a program that keeps to the core of the thread that calls it.
+_ONE_CORE: dict[str, Any] = {"compiler_options": {"xla_cpu_multi_thread_eigen": False}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -464,4 +466,4 @@ def _chunk(inference, phase, state, guard, feed, bounds, key, capacity, replicat
 #: A chunk on all cores, and one on a single core. XLA hands small operations to its threads at a cost: pieces of a
 #: state on a core each were stepped in half the time of the whole on two (STRIDE, 50 particles of 700 rows).
 _compiled_chunk = eqx.filter_jit(_chunk)
-_compiled_piece = eqx.filter_jit(_chunk, compiler_options={"xla_cpu_multi_thread_eigen": False})
+_compiled_piece = eqx.filter_jit(_chunk, **_ONE_CORE)

@@ -159,7 +159,7 @@ class AbstractInference(eqx.Module):
         """
         return (state,)
 
-    def join(self, states: Sequence[Any], infos: Sequence[AbstractInfo]) -> tuple[Any, AbstractInfo]:
+    def join(self, states: Sequence[Any], infos: Sequence[Any]) -> tuple[Any, AbstractInfo]:
         """What :meth:`split` took apart, some steps later; ``infos`` have a first axis of steps."""
         (state,), (info,) = states, infos
         return state, info

@@ -241,7 +241,7 @@ class STRIDE(AbstractInference):
         """All particles again, and figures over all of them."""
         whole = lambda *parts: jnp.asarray(np.concatenate(parts))  # noqa: E731
         particles = jax.tree.map(whole, *jax.device_get([state.particles for state in states]))
-        over = {"ok": np.all, "done": np.all, "jitter": np.max, "nonfinite": np.sum}
+        over: dict[str, Any] = {"ok": np.all, "done": np.all, "jitter": np.max, "nonfinite": np.sum}
         names = [field.name for field in dataclasses.fields(STRIDEInfo)]
         figures = [over.get(name, np.mean)([getattr(info, name) for info in infos], axis=0) for name in names]
         info = eqx.tree_at(lambda info: [getattr(info, name) for name in names], infos[0], figures)
