@@ -52,9 +52,9 @@ class Convolution(AbstractKernel):
         """The matrix of ``k(x1_i, x2_j)``; the last column of the inputs is u."""
         a, u1 = self._split(x1)
         b, u2 = (None, u1) if x2 is None else self._split(x2)
-        mean = 0.5 * (u1[:, None] ** 2 + u2[None, :] ** 2)
-        r2 = squared_distance(a, b) / mean
-        phi = (u1[:, None] * u2[None, :] / mean) ** (0.5 * a.shape[1])
+        precision = 2.0 / (u1[:, None] ** 2 + u2[None, :] ** 2)
+        phi = _half_power(u1[:, None] * u2[None, :] * precision, a.shape[1])
+        r2 = squared_distance(a, b) * precision
         return phi * self.base.covariance(r2, log_like(self.base.variance, x1))
 
     def diagonal(self, x: Float[Array, "N E"]) -> Float[Array, " N"]:
@@ -66,3 +66,9 @@ class Convolution(AbstractKernel):
         if x.shape[1] < 2:
             raise SettingError(f"The convolution kernel takes x and u, two columns at least, but there are {x.shape}.")
         return self.base.scaled(x[:, :-1]), jnp.clip(x[:, -1], self.shortest, self.longest)
+
+
+def _half_power(x: Float[Array, "*shape"], count: int) -> Float[Array, "*shape"]:
+    """``x^(count / 2)`` by products and a root: a real power takes as long as all the rest of the kernel."""
+    whole, half = divmod(count, 2)
+    return x**whole * jnp.sqrt(x) if half else x**whole

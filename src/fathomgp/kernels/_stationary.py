@@ -19,6 +19,7 @@ from fathomgp.kernels._arguments import (
 )
 from fathomgp.kernels._base import AbstractKernel
 from fathomgp.kernels._distance import safe_sqrt, squared_distance
+from fathomgp.kernels._exponential import exponential
 from fathomgp.parameters import Parameter
 
 
@@ -98,7 +99,7 @@ class RBF(_AbstractTwoParameter):
 
     def covariance(self, r2: Float[Array, "*shape"], log_variance: Float[Array, ""]) -> Float[Array, "*shape"]:
         """``exp(log_variance - r2 / 2)``."""
-        return jnp.exp(log_variance - 0.5 * r2)
+        return exponential(log_variance - 0.5 * r2)
 
 
 class Matern12(_AbstractTwoParameter):
@@ -111,7 +112,7 @@ class Matern12(_AbstractTwoParameter):
 
     def covariance(self, r2: Float[Array, "*shape"], log_variance: Float[Array, ""]) -> Float[Array, "*shape"]:
         """``exp(log_variance - r)``."""
-        return jnp.exp(log_variance - safe_sqrt(r2))
+        return exponential(log_variance - safe_sqrt(r2))
 
 
 class Matern32(_AbstractTwoParameter):
@@ -173,7 +174,7 @@ class RationalQuadratic(AbstractStationary):
     def covariance(self, r2: Float[Array, "*shape"], log_variance: Float[Array, ""]) -> Float[Array, "*shape"]:
         """``exp(log_variance - alpha log(1 + r2 / (2 alpha)))``."""
         alpha = self.alpha.value.astype(r2.dtype)
-        return jnp.exp(log_variance - alpha * jnp.log1p(r2 / (2 * alpha)))
+        return exponential(log_variance - alpha * jnp.log1p(r2 / (2 * alpha)))
 
 
 class Periodic(AbstractKernel):
@@ -212,7 +213,7 @@ class Periodic(AbstractKernel):
     def gram(self, x1: Float[Array, "N D"], x2: Float[Array, "M D"] | None = None) -> Float[Array, "N M"]:
         """The matrix of ``k(x1_i, x2_j)``."""
         chord2 = squared_distance(self._on_circles(x1), None if x2 is None else self._on_circles(x2))
-        return jnp.exp(log_like(self.variance, x1) - 0.5 * chord2)
+        return exponential(log_like(self.variance, x1) - 0.5 * chord2)
 
     def diagonal(self, x: Float[Array, "N D"]) -> Float[Array, " N"]:
         """The variance, N times."""
@@ -232,14 +233,14 @@ class Periodic(AbstractKernel):
 @jax.custom_jvp
 def _matern32(r2: Float[Array, "*shape"], log_variance: Float[Array, ""]) -> Float[Array, "*shape"]:
     s = safe_sqrt(3 * r2)
-    return (1 + s) * jnp.exp(log_variance - s)
+    return (1 + s) * exponential(log_variance - s)
 
 
 @_matern32.defjvp
 def _matern32_jvp(primals, tangents):
     (r2, log_variance), (r2_dot, log_variance_dot) = primals, tangents
     s = safe_sqrt(3 * r2)
-    decay = jnp.exp(log_variance - s)
+    decay = exponential(log_variance - s)
     k = (1 + s) * decay
     return k, k * log_variance_dot - 1.5 * decay * r2_dot
 
@@ -247,13 +248,13 @@ def _matern32_jvp(primals, tangents):
 @jax.custom_jvp
 def _matern52(r2: Float[Array, "*shape"], log_variance: Float[Array, ""]) -> Float[Array, "*shape"]:
     s = safe_sqrt(5 * r2)
-    return (1 + s + s * s / 3) * jnp.exp(log_variance - s)
+    return (1 + s + s * s / 3) * exponential(log_variance - s)
 
 
 @_matern52.defjvp
 def _matern52_jvp(primals, tangents):
     (r2, log_variance), (r2_dot, log_variance_dot) = primals, tangents
     s = safe_sqrt(5 * r2)
-    decay = jnp.exp(log_variance - s)
+    decay = exponential(log_variance - s)
     k = (1 + s + s * s / 3) * decay
     return k, k * log_variance_dot - 5 / 6 * (1 + s) * decay * r2_dot
