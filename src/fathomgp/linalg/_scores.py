@@ -20,6 +20,9 @@ from fathomgp.linalg._lowrank import LowRankPlusDiagonal, log_density, low_rank_
 from fathomgp.linalg._products import product, transposed_product
 from fathomgp.precision import variance_floor
 
+#: Entries of K_jn formed at a time where N M is less: candidates by the dozen leave a core idle (measured).
+_ENTRIES = 1 << 19
+
 Outputs = Float[Array, "N P"] | Float[Array, " N"]
 Scalar = Float[Array, ""] | float
 
@@ -105,9 +108,10 @@ def birth_scores(
         bound: the bound so far.
         candidates: indices of data points.
         rows_fn: ``rows_fn(indices)`` are those rows of K_nn.
-        chunk: candidates worked on at a time; the default, M, keeps memory at N M.
+        chunk: candidates worked on at a time; the default, M or what a few megabytes hold, keeps memory at N M.
     """
-    size = min(chunk or bound.inverse.shape[0], candidates.shape[0])
+    usual = max(bound.inverse.shape[0], _ENTRIES // bound.variances.shape[0])
+    size = min(chunk or usual, candidates.shape[0])
     padded = jnp.pad(candidates, (0, -candidates.shape[0] % size))
     gains = lax.map(lambda block: _gains(bound, block, rows_fn(block)), padded.reshape(-1, size))
     return gains.reshape(-1)[: candidates.shape[0]]
