@@ -22,10 +22,12 @@ def squared_distance(
 
     Derivatives are those of ``[-2 w a, |a|_w^2, w] . [b, 1, b^2]``, whose second factor does not know the lengthscale,
     so the gradient for all parameters is one more product: half the time of scaling both sets first where the inputs
-    need no gradient, nine tenths where they do (8 columns). Cancellation leaves an error of a few rounding units of
-    ``|a|_w^2 + |b|_w^2``, which is why the points are centred (on ``x2`` alone, so that no row depends on the other rows
-    of ``x1``). What is smaller than that error is set to zero: coincident points are at distance zero exactly, which the
-    square root in the Matern kernels needs. Derivatives of every order ignore this repair of rounding.
+    need no gradient, nine tenths where they do (8 columns).
+
+    Cancellation leaves an error of a few rounding units of ``|a|_w^2 + |b|_w^2``, which is why the points are centred
+    (on ``x2`` alone, so that no row depends on the other rows of ``x1``). What is smaller than that error is set to
+    zero: coincident points are at distance zero exactly, which the square root in the Matern kernels needs. Derivatives
+    of every order ignore this repair of rounding.
     """
     scale = jnp.ones((1, 1), x1.dtype) if lengthscale is None else lengthscale
     if x1.shape[1] <= _FEW_COLUMNS:
