@@ -6,6 +6,7 @@ standard    Gaussian noise and no inducing points: the exact evidence, O(S N^3)
 """
 
 import functools
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -217,15 +218,15 @@ def _sums_in_blocks(
     inverse: Float[Array, "S M M"] | None,
 ) -> WhitenedSums:
     groups, layer = _groups(top, batch), model.layers[-1]
-    rows = (batch.y, batch.observed, groups.T)
     count = -(-len(batch.y) * z.shape[1] // _ENTRIES)  # blocks of rows
 
     def one(parts: tuple[Array, Array, Array | None]) -> WhitenedSums:
         h, z, inverse = parts
+        rows = _Rows(batch.y, batch.observed, groups.T, h)
         if count == 1:
-            return _sums(layer, *rows, h, z, inverse)
-        blocks = jax.tree.map(lambda leaf: _in_blocks(leaf, count), (*rows, h))
-        parts_of_sums = jax.lax.map(lambda block: _sums(layer, *block, z, inverse), blocks)
+            return _sums(layer, rows, z, inverse)
+        blocks = jax.tree.map(lambda leaf: _in_blocks(leaf, count), rows)
+        parts_of_sums = jax.lax.map(lambda block: _sums(layer, block, z, inverse), blocks)
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts_of_sums)
 
     return jax.lax.map(one, (inputs, z, inverse), batch_size=_block(inputs, z.shape[1]))
@@ -238,17 +239,18 @@ def _in_blocks(rows: Array, count: int) -> Array:
     return padded.reshape(count, size, *rows.shape[1:])
 
 
-def _sums(
-    layer: Layer,
-    y: Float[Array, "N P"],
-    observed: Bool[Array, "N P"],
-    in_group: Bool[Array, "N G"],
-    h: Float[Array, "N F"],
-    z: Float[Array, "M F"],
-    inverse: Float[Array, "M M"] | None,
-) -> WhitenedSums:
+class _Rows(NamedTuple):
+    """What a particle's sums run over, by rows of data."""
+
+    y: Float[Array, "N P"]
+    observed: Bool[Array, "N P"]
+    in_group: Bool[Array, "N G"]
+    h: Float[Array, "N F"]
+
+
+def _sums(layer: Layer, rows: _Rows, z: Float[Array, "M F"], inverse: Float[Array, "M M"] | None) -> WhitenedSums:
     """One particle's sums, raw without L^-1; rows that a single group lacks are struck from K: that costs nothing."""
-    groups = in_group.T
+    groups, h = rows.in_group.T, rows.h
     struck = len(groups) == 1
     if inverse is None:
         K = layer.kernel(z, h)
@@ -257,7 +259,7 @@ def _sums(
         # L^-1 k(h, z)^T and not L^-1 k(z, h): for many small matrices XLA is twice as fast at A B^T as at A B.
         K = layer.kernel(h, z)
         V = inverse @ _computed_once(jnp.where(groups.T, K, 0.0) if struck else K).T
-    residual = jnp.where(observed, y - layer.mean(h), 0.0)
+    residual = jnp.where(rows.observed, rows.y - layer.mean(h), 0.0)
     member = jnp.where(groups, jnp.ones((), V.dtype), 0.0)
     columns = residual[None] if len(groups) == 1 else residual.T[:, :, None]
     own = V[None] if len(groups) == 1 else V[None] * member[:, None]
