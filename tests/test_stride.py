@@ -1,5 +1,6 @@
 """STRIDE: scores against brute force, samplers against importance sampling, and one posterior from three roads."""
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -15,7 +16,7 @@ from fathomgp import DeepGPRegressor, load
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.fitting import _loop, fit_model
-from fathomgp.inference import STRIDE, stride
+from fathomgp.inference import STRIDE, _stride_top, stride
 from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import _apply_lower, fill_up, hidden_values, prepare_hidden, top_inputs, whitened
@@ -112,6 +113,21 @@ def test_the_bound_is_that_of_sparse_gp_regression_where_the_variance_is_large(r
     one = jax.jit(lambda: particle_bound(shallow, COLLAPSED, batch, batch.x, inducing, jnp.ones(40, bool)).value)()
     padding = 0.5 * np.log(2 * np.pi * 0.01) * np.sum(np.asarray(batch.weight) == 0)
     assert float(one) + padding == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sums_do_not_depend_on_how_rows_and_particles_are_blocked(shared, rng, monkeypatch):
+    model, batch = problem(rng, rows=45, outputs=2)
+    if not shared:
+        batch = dataclasses.replace(batch, observed=batch.observed.at[3:9, 1].set(False))
+    *_, inputs = particles(model, batch, rng, 4)
+    inducing, top = jnp.arange(6, dtype=jnp.int32), Top("collapsed", shared)
+    values = []
+    for entries in (1 << 18, 6 * 48, 6 * 13):  # all at once, a particle at a time, and four blocks of its rows
+        monkeypatch.setattr(_stride_top, "_ENTRIES", entries)
+        values.append(jax.jit(lambda: bound(model, top, batch, inputs, inducing))())  # a new function, so a new trace
+    for value in values[1:]:
+        assert np.allclose(value, values[0], rtol=0.0, atol=1e-9)
 
 
 def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):
