@@ -271,6 +271,28 @@ def fashion(args):
                 row["gigabytes"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
                 file.append(row)
                 print(row, flush=True)
+    fashion_picture(file.rows)
+
+
+def fashion_picture(rows):
+    """Like figures 6 to 8: errors, training times and prediction times over the number of inducing points."""
+    from matplotlib.figure import Figure
+
+    largest = max(int(row["n"]) for row in rows)
+    figure = Figure(figsize=(11.0, 3.4), layout="constrained")
+    panels = {"smse": "SMSE", "seconds": "seconds to train", "predict_seconds": "seconds to predict 7,000 rows"}
+    for ax, (score, label) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        for method, name in {"sparse GP": "sparse GP regression", "comp aca": "STRIDE"}.items():
+            chosen = [row for row in rows if row["method"] == method and int(row["n"]) == largest and row[score]]
+            places = sorted({int(row["m"]) for row in chosen})
+            scores = [[float(row[score]) for row in chosen if int(row["m"]) == place] for place in places]
+            mean, spread = (np.array([f(part) for part in scores]) for f in (np.mean, np.std))
+            ax.errorbar(places, mean, 2 * spread, fmt="o-", capsize=3, label=name)
+        ax.set(xlabel="inducing points", ylabel=label, xticks=places)
+        if score != "smse":
+            ax.set_yscale("log")
+        ax.legend()
+    figure.savefig(RESULTS / "stride_fashion.png", dpi=120)
 
 
 def principal_components(images, count):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fathomgp.linalg import birth_scores, collapsed_bound, death_scores, sparse_bound
+from fathomgp.linalg import _scores, birth_scores, collapsed_bound, death_scores, sparse_bound
 
 N, M, NOISE = 40, 7, 0.2
 
@@ -35,7 +35,7 @@ def bound_of(K, Y, slots, active, jitter=1e-13):
 
 @functools.partial(jax.jit, static_argnames="chunk")
 def births_of(bound, K, chunk=None):
-    return birth_scores(bound, jnp.arange(N), lambda i: K[i], chunk=chunk)
+    return birth_scores(bound, jnp.arange(N), lambda rows, columns: K[rows][:, columns], chunk=chunk)
 
 
 def brute_force(K, Y, inducing, noise=NOISE):
@@ -89,6 +89,14 @@ def test_births_equal_brute_force(problem, masked):
     now = brute_force(K, Y, inducing)
     expected = [brute_force(K, Y, np.append(inducing, j)) - now for j in candidates]
     np.testing.assert_allclose(scores, expected, **tolerance(K.dtype))
+
+
+def test_births_do_not_depend_on_the_blocks_of_rows(problem, monkeypatch):
+    K, Y, inducing = problem
+    bound = bound_of(K, Y, *padded(inducing))
+    whole = births_of(bound, K)
+    monkeypatch.setattr(_scores, "_ENTRIES", 9 * N)  # five blocks of eight rows
+    np.testing.assert_allclose(births_of.__wrapped__(bound, K), whole, **tolerance(K.dtype))
 
 
 def test_births_do_not_depend_on_the_chunk_and_repeat_no_point(problem):

@@ -29,7 +29,7 @@ def exchange(
 ) -> tuple[Int[Array, " M"], Float[Array, ""]]:
     """One death and one birth. Returns the new set and F_V before it, averaged over the particles.
 
-    Particles pass one after the other, candidates M at a time: memory stays O(N M) whatever S and |J|.
+    Particles pass one after the other, candidates and rows in blocks: memory stays O(N M) whatever S and |J|.
     """
     everyone = jnp.ones(len(inducing), bool)
 
@@ -78,10 +78,10 @@ def _births(
     """Gains of one particle; rows without an observation cannot be born."""
     weight = members(top, batch)
 
-    def rows(block: Int[Array, " C"]) -> Float[Array, "C N"]:
-        return model.layers[-1].kernel(jnp.take(h, block, axis=0), h) * weight[None, :]
+    def block(rows: Int[Array, " C"], columns: Int[Array, " B"]) -> Float[Array, "C B"]:
+        return model.layers[-1].kernel(jnp.take(h, rows, axis=0), jnp.take(h, columns, axis=0)) * weight[columns][None]
 
-    return jnp.where(weight[candidates] > 0.0, birth_scores(now, candidates, rows), -jnp.inf)
+    return jnp.where(weight[candidates] > 0.0, birth_scores(now, candidates, block), -jnp.inf)
 
 
 def draw_candidates(

@@ -249,7 +249,7 @@ def _greedy_births(
     def birth(i: Int[Array, ""], chosen: Int[Array, " M"]) -> Int[Array, " M"]:
         z = x[chosen]
         bound = sparse_bound(kernel(z), kernel(z, x), variances, residual, noise, active=slots < i)
-        gains = birth_scores(bound, candidates, lambda rows: kernel(x[rows], x))
+        gains = birth_scores(bound, candidates, lambda rows, columns: kernel(x[rows], x[columns]))
         taken = jnp.any((candidates[:, None] == chosen[None, :]) & (slots < i)[None, :], axis=1)
         gains = jnp.where(taken, -jnp.inf, gains)
         return chosen.at[i].set(candidates[jnp.argmax(gains)])

@@ -8,6 +8,7 @@ Inducing points may sit in padded slots: inactive ones count as absent, so one c
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ from fathomgp.linalg._lowrank import LowRankPlusDiagonal, log_density, low_rank_
 from fathomgp.linalg._products import product, transposed_product
 from fathomgp.precision import variance_floor
 
-#: Entries of K_jn formed at a time where N M is less: candidates by the dozen leave a core idle (measured).
+#: Candidates worked on at a time, and entries of K_jn formed at a time for them: a few megabytes, which caches hold.
+_CANDIDATES = 1024
 _ENTRIES = 1 << 19
 
 Outputs = Float[Array, "N P"] | Float[Array, " N"]
@@ -91,7 +93,7 @@ def collapsed_bound(
 def birth_scores(
     bound: SparseBound,
     candidates: Int[Array, " J"],
-    rows_fn: Callable[[Int[Array, " C"]], Float[Array, "C N"]],
+    block_fn: Callable[[Int[Array, " C"], Int[Array, " B"]], Float[Array, "C B"]],
     *,
     chunk: int | None = None,
 ) -> Float[Array, " J"]:
@@ -102,18 +104,19 @@ def birth_scores(
 
         gain = 1/2 [ |v_j^T Y - b_j^T B^-1 V Y|^2 / (s2^2 s_j) - P log s_j + P |v_j|^2 / s2 ]
 
-    It costs J N M in all. A candidate that the inducing points explain up to rounding gains 0.
+    It costs J N M in all; v_j is never held as a whole, so memory stays at N M. A candidate that the inducing points
+    explain up to rounding gains 0.
 
     Args:
         bound: the bound so far.
         candidates: indices of data points.
-        rows_fn: ``rows_fn(indices)`` are those rows of K_nn.
-        chunk: candidates worked on at a time; the default, M or what a few megabytes hold, keeps memory at N M.
+        block_fn: ``block_fn(rows, columns)`` is that block of K_nn.
+        chunk: candidates worked on at a time; the default keeps what is formed at a time to a few megabytes.
     """
-    usual = max(bound.inverse.shape[0], _ENTRIES // bound.variances.shape[0])
-    size = min(chunk or usual, candidates.shape[0])
+    size = min(chunk or _CANDIDATES, candidates.shape[0])
     padded = jnp.pad(candidates, (0, -candidates.shape[0] % size))
-    gains = lax.map(lambda block: _gains(bound, block, rows_fn(block)), padded.reshape(-1, size))
+    data = _data_in_blocks(bound, -(-size * bound.Y.shape[0] // _ENTRIES))
+    gains = lax.map(lambda block: _gains(bound, data, block, block_fn), padded.reshape(-1, size))
     return gains.reshape(-1)[: candidates.shape[0]]
 
 
@@ -139,19 +142,50 @@ def death_scores(bound: SparseBound) -> Float[Array, " M"]:
     return jnp.where(bound.active, change, jnp.full_like(change, -jnp.inf))
 
 
-def _gains(bound: SparseBound, block: Int[Array, " C"], rows: Float[Array, "C N"]) -> Float[Array, " C"]:
+class _Data(NamedTuple):
+    """Data in blocks: their indices, columns of V, outputs, and 1 (0 for those that fill up the last block)."""
+
+    rows: Int[Array, "b B"]
+    V: Float[Array, "b M B"]
+    Y: Float[Array, "b B P"]
+    real: Float[Array, "b B"]
+
+
+def _data_in_blocks(bound: SparseBound, count: int) -> _Data:
+    V, Y, N = bound.covariance.V, bound.Y, bound.Y.shape[0]
+    extra = -N % count
+    V_blocks = jnp.pad(V, ((0, 0), (0, extra))).reshape(V.shape[0], count, -1).swapaxes(0, 1)
+    rows = jnp.pad(jnp.arange(N), (0, extra)).reshape(count, -1)
+    real = jnp.pad(jnp.ones(N, Y.dtype), (0, extra)).reshape(count, -1)
+    return _Data(rows, V_blocks, jnp.pad(Y, ((0, extra), (0, 0))).reshape(count, -1, Y.shape[1]), real)
+
+
+def _gains(
+    bound: SparseBound,
+    data: _Data,
+    block: Int[Array, " C"],
+    block_fn: Callable[[Int[Array, " C"], Int[Array, " B"]], Float[Array, "C B"]],
+) -> Float[Array, " C"]:
     s2, covariance, P = bound.noise_variance, bound.covariance, bound.Y.shape[1]
     known = jnp.take(covariance.V, block, axis=1)
     variance = bound.variances[block]
     # With the jitter of K_mm on its own diagonal too, a birth is exactly the next column of the same factor.
     residual = variance + bound.factor.jitter - jnp.sum(known**2, axis=0)
-    is_new = residual > variance_floor(rows.dtype) * variance
-    scale = jnp.where(is_new, residual, jnp.ones_like(residual))
-    v = (rows - transposed_product(known, covariance.V)) / jnp.sqrt(scale)[:, None]
-    overlap = covariance.project(v.T)
-    energy = jnp.sum(v**2, axis=1) / s2
+    is_new = residual > variance_floor(known.dtype) * variance
+    scale = jnp.where(is_new, residual, jnp.ones_like(residual)) ** -0.5
+
+    def add(sums: tuple[Array, ...], part: _Data) -> tuple[tuple[Array, ...], None]:
+        rest = block_fn(block, part.rows) - transposed_product(known, part.V)
+        v = rest * (scale[:, None] * part.real[None, :])
+        square, overlap, fit = sums
+        return (square + jnp.sum(v**2, axis=1), overlap + part.V @ v.T, fit + v @ part.Y), None
+
+    shapes = ((len(block),), known.shape, (len(block), P))
+    (square, overlap, fit), _ = lax.scan(add, tuple(jnp.zeros(shape, known.dtype) for shape in shapes), data)
+    overlap = covariance.inverse @ (overlap / s2)
+    energy = square / s2
     s = 1.0 + energy - jnp.sum(overlap**2, axis=0)
-    fit = (v @ bound.Y) / s2 - transposed_product(overlap, covariance.project(bound.Y))
+    fit = fit / s2 - transposed_product(overlap, covariance.project(bound.Y))
     gain = 0.5 * (jnp.sum(fit**2, axis=1) / s + P * (energy - jnp.log(s)))
     return jnp.where(is_new, gain, jnp.zeros_like(gain))
 
