@@ -131,17 +131,6 @@ def test_second_derivatives_at_coincident_points(kernel, curvature, width, rng):
     np.testing.assert_allclose(cross, 1.5 * curvature / 4.0 * np.eye(width), atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", [Matern12, Matern32, Matern52])
-def test_coincident_points_stay_coincident_however_a_program_is_compiled(kind, rng):
-    """Parts of two matrices in one program made the compiler evaluate distances twice, with roundings that differ."""
-    kernel = kind(0.8, 1.0)
-    x, rows = jnp.asarray(rng.normal(size=(32, 1))), jnp.arange(5, 25)
-    as_users_have_it = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}  # see conftest.py
-    program = jax.jit(lambda x: (kernel(x)[rows], kernel(x)[:6]), compiler_options=as_users_have_it)
-    compiled, _ = program(x)
-    assert np.allclose(compiled, kernel(x)[rows], rtol=0.0, atol=1e-6)
-
-
 def test_correlation_is_a_function_of_squared_distance(rng):
     x, x2 = _inputs(rng, 2)
     for kernel in (RBF(ARD[:2], 2.0), Matern12(ARD[:2], 2.0), RationalQuadratic(ARD[:2], 2.0, 0.5)):
