@@ -226,8 +226,8 @@ def _sums_in_blocks(
         if count == 1:
             return _sums(layer, rows, z, inverse)
         blocks = jax.tree.map(lambda leaf: _in_blocks(leaf, count), rows)
-        parts_of_sums = jax.lax.map(lambda block: _sums(layer, block, z, inverse), blocks)
-        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), parts_of_sums)
+        by_block = jax.lax.map(lambda block: _sums(layer, block, z, inverse), blocks)
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), by_block)
 
     return jax.lax.map(one, (inputs, z, inverse), batch_size=_block(inputs, z.shape[1]))
 

@@ -1,4 +1,4 @@
-"""An exponential that fills vector registers: psi statistics are made of little else."""
+"""An exponential that fills vector registers: most kernels end in one, and psi statistics are made of little else."""
 
 import math
 
