@@ -15,6 +15,7 @@ of Fashion-MNIST are not available: principal components stand in, so its errors
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import resource
@@ -144,6 +145,8 @@ def exchange(args):
     import jax.numpy as jnp
 
     from fathomgp.data import ArraySource
+    from fathomgp.fitting._loop import _ONE_CORE, _side_by_side
+    from fathomgp.inference._stride_exchange import Share
     from fathomgp.inference._stride_exchange import exchange as swap
     from fathomgp.inference._stride_top import Top, bound
     from fathomgp.likelihoods import Gaussian
@@ -156,7 +159,14 @@ def exchange(args):
         model = build_model(x, Gaussian(0.01), 1, depth=2, num_inducing=50)
         inputs = jnp.asarray(x[None] + 0.1 * rng.normal(size=(50, 700, 8)))
         inducing, top = jnp.arange(50, dtype=jnp.int32), Top("collapsed", True)
-        fast = jax.jit(lambda key: swap(model, top, batch, inputs, inducing, 500, key=key))
+        cores = len(os.sched_getaffinity(0))
+        shares = [Share(jnp.asarray(number, jnp.int32), cores) for number in range(cores)]
+
+        @functools.partial(jax.jit, **_ONE_CORE)
+        def part(key, share):
+            return swap(model, top, batch, inputs, inducing, 500, key=key, share=share)
+
+        fast = lambda key: _side_by_side(functools.partial(part, key), shares)  # noqa: E731
         # The library's fastest F_V of all particles at once, compiled: the same linear algebra, without the updates.
         one = jax.jit(lambda inducing: bound(model, top, batch, inputs, inducing))
         ours = seconds(lambda i: fast(jax.random.key(i)))

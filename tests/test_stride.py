@@ -18,7 +18,7 @@ from fathomgp.errors import SettingError
 from fathomgp.fitting import _loop, fit_model
 from fathomgp.inference import STRIDE, _stride_top, stride
 from fathomgp.inference._mcmc import SAMPLERS
-from fathomgp.inference._stride_exchange import _births, draw_candidates, exchange, particle_bound
+from fathomgp.inference._stride_exchange import Share, _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import _apply_lower, fill_up, hidden_values, prepare_hidden, top_inputs, whitened
 from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, way_and_log_likelihood
 from fathomgp.inference.sgpr import collapsed_elbo
@@ -137,18 +137,32 @@ def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):
     average = lambda chosen: np.mean([free_energy(model, batch, h, chosen) for h in inputs])  # noqa: E731
     swap = jax.jit(lambda inducing, key: exchange(model, COLLAPSED, batch, inputs, inducing, 19, key=key))
     before = average(inducing)
-    after, value = swap(jnp.asarray(inducing), key)
+    new = swap(jnp.asarray(inducing), key)
+    after = new.inducing
     padding = 0.5 * np.log(2 * np.pi * 0.1) * np.sum(np.asarray(batch.weight) == 0)
-    assert float(value) + padding == pytest.approx(before, abs=1e-8)
+    assert float(new.before) + padding == pytest.approx(before, abs=1e-8)
+    assert float(new.gain) == pytest.approx(average(np.asarray(after)) - before, abs=1e-8)
     out = max(range(6), key=lambda i: average(np.delete(inducing, i)))
     rest = np.delete(inducing, out)
     best = max(average(np.append(rest, j)) for j in range(25) if j not in rest)
     assert average(np.asarray(after)) == pytest.approx(best, abs=1e-8)
     for i in range(4):
-        after, _ = swap(after, jax.random.fold_in(key, i))
+        after = swap(after, jax.random.fold_in(key, i)).inducing
         assert len(set(np.asarray(after).tolist())) == 6
         assert average(np.asarray(after)) >= best - 1e-8
         best = average(np.asarray(after))
+
+
+@pytest.mark.parametrize("count", [2, 3, 25])
+def test_the_best_exchange_of_all_shares_is_the_best_of_all(rng, key, count):
+    model, batch = problem(rng)
+    *_, inputs = particles(model, batch, rng, 4)
+    inducing = jnp.arange(6, dtype=jnp.int32)
+    swap = jax.jit(lambda share: exchange(model, COLLAPSED, batch, inputs, inducing, 19, key=key, share=share))
+    parts = [swap(Share(jnp.asarray(number, jnp.int32), count)) for number in range(count)]
+    whole, best = swap(None), max(parts, key=lambda part: float(part.gain))
+    assert np.array_equal(best.inducing, whole.inducing)
+    assert float(best.gain) == pytest.approx(float(whole.gain), abs=1e-8)
 
 
 def test_candidates_are_real_distinct_and_new(key):
@@ -337,10 +351,11 @@ def curve():
     return x, np.where(x[:, 0] < 0.5, np.sin(9 * x[:, 0]), 2.0) + 0.05 * rng.normal(size=60)
 
 
-def test_cores_that_share_particles_change_nothing(curve, key, monkeypatch):
+@pytest.mark.parametrize("hyper_steps", [0, 2])
+def test_cores_that_share_the_work_change_nothing(curve, key, monkeypatch, hyper_steps):
     x, y = curve
     source, results, pieces = ArraySource(x, y[:, None]), [], []
-    method = STRIDE(**(SMALL | {"rounds": 2, "moves": 6}))
+    method = STRIDE(**(SMALL | {"rounds": 2, "moves": 6, "hyper_steps": hyper_steps}))
     split = STRIDE.split
     monkeypatch.setattr(STRIDE, "split", lambda *args: pieces.append(split(*args)) or pieces[-1])
     for cores in (1, 2, 4):  # 6 particles: 6, 3 + 3, and 2 + 2 + 2
@@ -352,7 +367,7 @@ def test_cores_that_share_particles_change_nothing(curve, key, monkeypatch):
         for name in ("objective", "acceptance", "step_size", "nonfinite", "ok"):
             assert np.allclose(parts.history[name], whole.history[name], rtol=1e-6), name
         assert np.allclose(parts.posterior.top.mean, whole.posterior.top.mean, rtol=1e-4, atol=1e-6)
-    assert {len(piece) for piece in pieces} == {1, 2, 3}
+    assert {len(piece) for piece in pieces} == ({1, 2, 3, 4} if hyper_steps == 0 else {1, 2, 3})
 
     def failed(*args, piece=_loop._compiled_piece):
         state, guard, *rest = piece(*args)

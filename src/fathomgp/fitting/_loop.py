@@ -160,8 +160,9 @@ class _Run:
         self._compile(kind, capacity)
         shared = jax.process_count() > 1
         pace, done = _SHARED_CHUNK if shared else 1, False
+        longest = 1 if phase.joined else capacity
         while self.position.step < phase.steps and not done:
-            count = min(pace, capacity, phase.steps - self.position.step, self._steps_to_boundary())
+            count = min(pace, longest, phase.steps - self.position.step, self._steps_to_boundary())
             began = time.monotonic()
             done, ran = self._run_chunk(kind, count, capacity)
             seconds = time.monotonic() - began

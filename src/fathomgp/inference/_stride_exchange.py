@@ -3,9 +3,11 @@
 An exchange removes the point whose loss costs least and adds the candidate that gains most (algorithm 2 of Latz et al.
 2025). All deaths and all births of a particle are scored at once by rank-one formulas, so an exchange costs about as
 much as two evaluations of F_V and one pass over the candidates, where the paper evaluates F_V for every one of them.
-The point that was removed is always a candidate, so F_V never falls.
+The point that was removed is always a candidate, so F_V never falls. Cores can share the candidates: each finds the
+best of its own, and the best of those is taken.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -17,6 +19,32 @@ from fathomgp.linalg import SparseBound, birth_scores, death_scores, sparse_boun
 from fathomgp.model import DeepGP
 
 
+class Share(eqx.Module):
+    """Part ``number`` of ``count`` equal parts of the candidates; where these do not divide, some are in two."""
+
+    number: Int[Array, ""]
+    count: int = eqx.field(static=True)
+
+    def of(self, candidates: Int[Array, " J"]) -> Int[Array, " _"]:
+        """The candidates in this part."""
+        size = -(-len(candidates) // self.count)
+        return jax.lax.dynamic_slice_in_dim(candidates, self.number * size, size)
+
+
+class Exchanged(eqx.Module):
+    """What an exchange leads to.
+
+    Attributes:
+        inducing: the new set.
+        gain: how much F_V rises, averaged over the particles; never below 0, but for rounding.
+        before: F_V before it, averaged over the particles.
+    """
+
+    inducing: Int[Array, " M"]
+    gain: Float[Array, ""]
+    before: Float[Array, ""]
+
+
 def exchange(
     model: DeepGP,
     top: Top,
@@ -26,8 +54,9 @@ def exchange(
     num_candidates: int,
     *,
     key: PRNGKeyArray,
-) -> tuple[Int[Array, " M"], Float[Array, ""]]:
-    """One death and one birth. Returns the new set and F_V before it, averaged over the particles.
+    share: Share | None = None,
+) -> Exchanged:
+    """One death and one birth, among random candidates or a share of them.
 
     Particles pass one after the other, candidates and rows in blocks: memory stays O(N M) whatever S and |J|.
     """
@@ -38,17 +67,20 @@ def exchange(
         return now.value, death_scores(now)
 
     values, losses = jax.lax.map(deaths, inputs)
-    out = jnp.argmax(jnp.mean(losses, axis=0))
+    loss = jnp.mean(losses, axis=0)
+    out = jnp.argmax(loss)
     candidates = draw_candidates(members(top, batch), inducing, num_candidates, key=key)
-    candidates = jnp.concatenate([inducing[out][None], candidates])
+    own = candidates if share is None else share.of(candidates)
+    own = jnp.concatenate([inducing[out][None], own])
     stay = everyone.at[out].set(False)
 
     def births(h: Float[Array, "N F"]) -> Float[Array, " J"]:
         without = particle_bound(model, top, batch, h, inducing, stay)
-        return _births(without, model, top, batch, h, candidates)
+        return _births(without, model, top, batch, h, own)
 
     gains = jnp.mean(jax.lax.map(births, inputs), axis=0)
-    return inducing.at[out].set(candidates[jnp.argmax(gains)]), jnp.mean(values)
+    best = jnp.argmax(gains)
+    return Exchanged(inducing.at[out].set(own[best]), loss[out] + gains[best], jnp.mean(values))
 
 
 def particle_bound(

@@ -97,8 +97,9 @@ def log_likelihood(
         return _exact_evidence(model, batch, inputs)
     if top.kind == "sampled":
         return _sampled(model, batch, inputs, inducing, white)
-    ways = (functools.partial(_collapsed, model, top, batch, inputs, inducing, raw=way) for way in (True, False))
-    return jax.lax.cond(raw, *ways)
+    z, factor = _factorise(model, inputs, inducing)  # once for both ways: factorisations take long to compile
+    ways = (functools.partial(_collapsed, model, top, batch, inputs, raw=way) for way in (True, False))
+    return jax.lax.cond(raw, *ways, z, factor.lower)
 
 
 def way_and_log_likelihood(
@@ -112,7 +113,8 @@ def way_and_log_likelihood(
     """Whether the quicker way to Phi will do, and Phi by the way that will be taken."""
     if top.kind != "collapsed":
         return jnp.asarray(False), log_likelihood(model, top, batch, inputs, inducing, white)
-    quick, sure = (_collapsed(model, top, batch, inputs, inducing, raw=way) for way in (True, False))
+    z, factor = _factorise(model, inputs, inducing)
+    quick, sure = (_collapsed(model, top, batch, inputs, z, factor.lower, raw=way) for way in (True, False))
     raw = jnp.mean(jnp.abs(quick - sure)) <= _TOLERANCE
     return raw, jnp.where(raw, quick, sure)
 
@@ -187,16 +189,19 @@ def _factorise(
 
 
 def _collapsed(
-    model: DeepGP, top: Top, batch: Batch, inputs: Float[Array, "S N F"], inducing: Int[Array, " M"], *, raw: bool
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    inputs: Float[Array, "S N F"],
+    z: Float[Array, "S M F"],
+    Lz: Float[Array, "S M M"],
+    *,
+    raw: bool,
 ) -> Float[Array, " S"]:
-    """Phi with the last layer integrated out, from sums of K_mn (raw) or of V = L^-1 K_mn."""
+    """Phi with the last layer integrated out, from sums of K_mn (raw) or of V = Lz^-1 K_mn."""
     noise = _noise(model, top, batch)
-    if raw:
-        z, factor = _factorise(model, inputs, inducing)
-        data = _sums_in_blocks(model, top, batch, inputs, z, None)
-        evidence, lower = evidence_from_raw_sums(data, noise, factor.lower)
-    else:
-        evidence, lower = evidence_from_sums(sums(model, top, batch, inputs, inducing)[0], noise)
+    data = _sums_in_blocks(model, top, batch, inputs, z, None if raw else inverse_lower(Lz))
+    evidence, lower = evidence_from_raw_sums(data, noise, Lz) if raw else evidence_from_sums(data, noise)
     return lower if top.trace else evidence
 
 

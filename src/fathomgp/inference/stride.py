@@ -28,10 +28,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase
+from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase, run_seldom
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted, chain_keys
-from fathomgp.inference._stride_exchange import exchange, greedy_choice
+from fathomgp.inference._stride_exchange import Exchanged, Share, exchange, greedy_choice
 from fathomgp.inference._stride_hidden import (
     KINDS,
     Hidden,
@@ -44,6 +44,7 @@ from fathomgp.inference._stride_hidden import (
     prepare_hidden,
     seen,
     top_inputs,
+    white_by_layer,
     whitened,
 )
 from fathomgp.inference._stride_posterior import Given, STRIDEPosterior, Trace
@@ -92,6 +93,8 @@ class STRIDEState(eqx.Module):
         hidden: anchors of the hidden layers, and the bottom layer's factor.
         particles: where they are, and what they have learned about their steps.
         inducing: row numbers of the inducing points.
+        gain: what the last exchange of inducing points did for F_V.
+        share: the candidates that exchanges look at; all of them, but in a piece of a state.
         raw: whether the quicker likelihood was exact enough where this E step began.
         tick: steps done in this phase.
         horizon: steps of this phase after which step sizes are frozen.
@@ -103,6 +106,8 @@ class STRIDEState(eqx.Module):
     hidden: Hidden
     particles: Particles
     inducing: Int[Array, " M"]
+    gain: Float[Array, ""]
+    share: Share
     raw: Bool[Array, ""]
     tick: Int[Array, ""]
     horizon: Int[Array, ""]
@@ -206,7 +211,7 @@ class STRIDE(AbstractInference):
         """E, M, E, M, ..., E; ``max_iter`` is the number of Markov chain steps in all E steps together."""
         rounds = self.rounds if max_iter is None else min(self.rounds, max_iter)
         moves = self.moves if max_iter is None else max_iter // rounds
-        sample, choose = Phase("E", moves), Phase("M", max(self.exchanges, self.hyper_steps))
+        sample, choose = Phase("E", moves), Phase("M", max(self.exchanges, self.hyper_steps), joined=True)
         return (*(sample, choose) * (rounds - 1), sample) if choose.steps else (sample,) * rounds
 
     def enter(self, phase: Phase, state: STRIDEState, data: AbstractSource, *, key: PRNGKeyArray) -> STRIDEState:
@@ -226,10 +231,15 @@ class STRIDE(AbstractInference):
         return eqx.tree_at(lambda s: s.particles.log_size, state, state.particles.log_size - jnp.log(2.0))
 
     def split(self, phase: Phase, state: STRIDEState, at_most: int) -> tuple[STRIDEState, ...]:
-        """Particles need one another in the M step alone."""
+        """Cores share the particles in an E step, and the candidates in an M step without gradients."""
+        if phase.name == "M":
+            whole = self.hyper_steps > 0 or state.top.kind != "collapsed" or self.exchanges == 0
+            count = 1 if whole else min(at_most, self.candidates)
+            shares = (Share(jnp.asarray(number, jnp.int32), count) for number in range(count))
+            return tuple(dataclasses.replace(state, share=share) for share in shares)
         S = self.particles
         count = max(count for count in range(1, at_most + 1) if S % count == 0)
-        if phase.name == "M" or count == 1 or 2 * count < at_most:  # rather XLA's threads than most cores idle
+        if count == 1 or 2 * count < at_most:  # rather XLA's threads than most cores idle
             return (state,)
         size = S // count
         # NumPy's slices are views: JAX's would each be a program.
@@ -238,7 +248,10 @@ class STRIDE(AbstractInference):
         return tuple(dataclasses.replace(state, particles=part) for part in parts)
 
     def join(self, states: Sequence[STRIDEState], infos: Sequence[STRIDEInfo]) -> tuple[STRIDEState, STRIDEInfo]:
-        """All particles again, and figures over all of them."""
+        """The best of all exchanges (M); all particles again, and figures over all of them (E)."""
+        if states[0].share.count > 1:
+            best = int(np.argmax([float(state.gain) for state in states]))
+            return dataclasses.replace(states[best], share=Share(jnp.asarray(0, jnp.int32), 1)), infos[best]
         whole = lambda *parts: jnp.asarray(np.concatenate(parts))  # noqa: E731
         particles = jax.tree.map(whole, *jax.device_get([state.particles for state in states]))
         over: dict[str, Any] = {"ok": np.all, "done": np.all, "jitter": np.max, "nonfinite": np.sum}
@@ -278,9 +291,9 @@ class STRIDE(AbstractInference):
     def _improve(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
         value, inputs, learn = self._gradient(state, batch)
         if self._num_candidates(state, batch) > 0:
-            inducing, before = self._maybe_exchange(state, batch, inputs, key)
-            state = eqx.tree_at(lambda s: s.inducing, state, inducing)
-            value = before if self.hyper_steps == 0 else value
+            new = self._maybe_exchange(state, batch, inputs, key)
+            state = eqx.tree_at(lambda s: (s.inducing, s.gain), state, (new.inducing, new.gain))
+            value = new.before if self.hyper_steps == 0 else value
         state = learn(state)
         state = eqx.tree_at(lambda s: s.tick, state, state.tick + 1)
         zero = jnp.zeros((), value.dtype)
@@ -293,13 +306,16 @@ class STRIDE(AbstractInference):
 
     def _maybe_exchange(
         self, state: STRIDEState, batch: Batch, inputs: Float[Array, "S N F"], key: PRNGKeyArray
-    ) -> tuple[Int[Array, " M"], Float[Array, ""]]:
+    ) -> Exchanged:
         count = self._num_candidates(state, batch)
 
-        def swap(inducing: Int[Array, " M"]) -> tuple[Int[Array, " M"], Float[Array, ""]]:
-            return exchange(state.model, state.top, batch, inputs, inducing, count, key=key)
+        def swap(inducing: Int[Array, " M"]) -> Exchanged:
+            return exchange(state.model, state.top, batch, inputs, inducing, count, key=key, share=state.share)
 
-        keep = lambda inducing: (inducing, jnp.zeros((), batch.x.dtype))  # noqa: E731
+        def keep(inducing: Int[Array, " M"]) -> Exchanged:
+            zero = jnp.zeros((), batch.x.dtype)
+            return Exchanged(inducing, zero, zero)
+
         return jax.lax.cond(state.tick < self.exchanges, swap, keep, state.inducing)
 
     def _gradient(
@@ -450,6 +466,8 @@ def _first_state(
         hidden=hidden,
         particles=particles,
         inducing=inducing,
+        gain=jnp.zeros((), dtype),
+        share=Share(zero, 1),
         raw=jnp.asarray(False),
         tick=zero,
         horizon=zero,
@@ -470,7 +488,7 @@ def _anchors(
     return inducing if method.hidden == "sparse" else pivots(model, inputs, batch.weight, num_anchors)
 
 
-@eqx.filter_jit
+@run_seldom
 def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
     """Where M or the hyperparameters have changed: new anchors, the same hidden values, new likelihoods."""
     model, x, old = state.model, batch.x, state.hidden
@@ -502,14 +520,14 @@ def _moved(model: DeepGP, old: Hidden, new: Hidden, x: Float[Array, "N D"], valu
     return [at_data(model, old, x, h, level)[:, new.anchors] for level, h in enumerate(values)]
 
 
-@eqx.filter_jit
+@run_seldom
 def _choose_greedily(
     shallow: DeepGP, top: Top, part: Batch, num_inducing: int, candidates: int, key: PRNGKeyArray
 ) -> Int[Array, " M"]:
     return greedy_choice(shallow, top, part, part.x, num_inducing, candidates, key=key)
 
 
-@eqx.filter_jit
+@run_seldom
 def _fit_shallow(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], shared: bool) -> DeepGP:
     """Hyperparameters of highest F_V, inducing points fixed."""
 
@@ -556,38 +574,44 @@ def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDE
     below, above = _parts(state, state.particles.chains.white)
     values = hidden_values(model, hidden, x, below)
     top, report = condition_top(model, state.top, batch, top_inputs(model, hidden, x, values), state.inducing, above)
-    interpolated = hidden.kind == "sparse" and model.depth > 2
     knots = None
     if isinstance(model.architecture, Injective):
         knots = (x, tuple(at_data(model, hidden, x, h, level) for level, h in enumerate(values)))
     return STRIDEPosterior(
         model=model,
-        hidden=_given(model, hidden, x, values, interpolated),
+        hidden=_given(model, hidden, x, below, values),
         top=top,
         knots=knots,
         inducing=x[state.inducing],
         trace=_ordered(state),
-        interpolated=interpolated,
+        interpolated=_interpolated(model, hidden),
         low_rank=hidden.kind != "exact",
         num_samples=method.particles,
     ), report
 
 
 def _given(
-    model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values, interpolated: bool
+    model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: Float[Array, "S n"], values: Values
 ) -> tuple[Given, ...]:
-    """Every hidden layer's GP given the particles' values at the anchors."""
+    """Every hidden layer's GP given the particles' white variables at the anchors."""
     sites, at, result = hidden.sites(x), hidden.at_sites, []
-    for level, h in enumerate(values):
-        bottom = level == 0 or (interpolated and level == len(values) - 1)
-        inputs = sites[None] if bottom else seen(model, level, sites, values[level - 1])
-        layer = model.layers[0 if bottom else level]
-        z = jnp.take(inputs, at, axis=1)
-        lower = hidden.lower[None] if bottom else safe_cholesky(jax.vmap(layer.kernel.gram)(z)).lower
-        inverse = inverse_lower(lower)
-        mean = mean_path(model, sites)[level][None] if bottom else jax.vmap(layer.mean)(inputs)
-        result.append(Given(z, inverse @ jnp.take(h - mean, at, axis=1), inverse))
+    inverse = inverse_lower(hidden.lower)[None]
+    for level, own in enumerate(white_by_layer(model, len(hidden.anchors), white)):
+        if level == 0:
+            result.append(Given(sites[at][None], own, inverse))
+        elif _interpolated(model, hidden) and level == model.depth - 2:
+            offset = jnp.take(values[level] - mean_path(model, sites)[level][None], at, axis=1)
+            result.append(Given(sites[at][None], inverse @ offset, inverse))
+        else:
+            z = jnp.take(seen(model, level, sites, values[level - 1]), at, axis=1)
+            lower = safe_cholesky(jax.vmap(model.layers[level].kernel.gram)(z)).lower
+            result.append(Given(z, own, inverse_lower(lower)))
     return tuple(result)
+
+
+def _interpolated(model: DeepGP, hidden: Hidden) -> bool:
+    """Whether the bottom layer's GP carries the last hidden layer from the anchors to all data."""
+    return hidden.kind == "sparse" and model.depth > 2
 
 
 def _ordered(state: STRIDEState) -> Trace:
