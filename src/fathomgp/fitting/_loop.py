@@ -160,7 +160,7 @@ class _Run:
         self._compile(kind, capacity)
         shared = jax.process_count() > 1
         pace, done = _SHARED_CHUNK if shared else 1, False
-        longest = 1 if phase.joined else capacity
+        longest = 1 if phase.joined and self._num_pieces(phase) > 1 else capacity
         while self.position.step < phase.steps and not done:
             count = min(pace, longest, phase.steps - self.position.step, self._steps_to_boundary())
             began = time.monotonic()
@@ -235,10 +235,12 @@ class _Run:
 
     def _compile(self, phase: Phase, capacity: int) -> None:
         """Compile before several threads ask for it, each of which would."""
-        pieces = self.inference.split(phase, self.state, available_cores())
-        if isinstance(self.placement, OneDevice) and len(pieces) > 1:
+        if isinstance(self.placement, OneDevice) and self._num_pieces(phase) > 1:
             feed = self._feed(phase, 1, capacity)
             run_chunk(self.inference, phase, self.state, self.guard, feed, 0, 0, self.step_key, capacity)
+
+    def _num_pieces(self, phase: Phase) -> int:
+        return len(self.inference.split(phase, self.state, available_cores()))
 
     def _run_chunk(self, phase: Phase, count: int, capacity: int) -> tuple[bool, int]:
         feed = self._feed(phase, count, capacity)

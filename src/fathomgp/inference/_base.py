@@ -29,7 +29,7 @@ _FEW_ROWS = 2_000
 
 
 def run_seldom(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``filter_jit`` for a function of a :class:`Batch` that runs a few times in a fit.
+    """``filter_jit`` for a function of a :class:`Batch`, and of no keywords, that runs a few times in a fit.
 
     With few rows it is compiled in half the time, into a program that is hardly slower (STRIDE on energy: 2.2 s instead
     of 4.1 to enter an E step that then takes 0.07 s).
@@ -55,7 +55,7 @@ class Phase:
         batches_per_step: above 1, a step sees that many batches stacked along a first axis.
         ordered: rows in their own order instead of shuffled.
         usual: whether nobody asked for this number of steps, so that the algorithm may end the phase earlier.
-        joined: whether pieces of a state (see :meth:`AbstractInference.split`) need one another after every step.
+        joined: whether pieces of a state (see :meth:`AbstractInference.split`) are joined after every step.
     """
 
     name: str
@@ -180,10 +180,10 @@ class AbstractInference(eqx.Module):
         """A more careful state, asked for after several failed steps in a row: a smaller step size, for instance."""
 
     def split(self, phase: Phase, state: Any, at_most: int) -> tuple[Any, ...]:
-        """States of equal shapes, at most so many, whose steps in this phase need nothing of one another.
+        """States of equal shapes, at most so many, that can be stepped without one another until they are joined.
 
-        The loop steps them side by side, one a core, and joins them after every step where the phase is ``joined``. The
-        result must not depend on how many they are.
+        The loop steps them side by side, one a core, and joins them after some steps, after every one where the phase
+        is ``joined``. The result must not depend on how many they are, but for rounding.
         """
         return (state,)
 

@@ -58,7 +58,7 @@ def exchange(
 ) -> Exchanged:
     """One death and one birth, among random candidates or a share of them.
 
-    Particles pass one after the other, candidates and rows in blocks: memory stays O(N M) whatever S and |J|.
+    Particles pass one after the other, candidates and rows in blocks: a core needs O(N M) memory, whatever S and |J|.
     """
     everyone = jnp.ones(len(inducing), bool)
 

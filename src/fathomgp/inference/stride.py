@@ -93,7 +93,6 @@ class STRIDEState(eqx.Module):
         hidden: anchors of the hidden layers, and the bottom layer's factor.
         particles: where they are, and what they have learned about their steps.
         inducing: row numbers of the inducing points.
-        gain: what the last exchange of inducing points did for F_V.
         share: the candidates that exchanges look at; all of them, but in a piece of a state.
         raw: whether the quicker likelihood was exact enough where this E step began.
         tick: steps done in this phase.
@@ -106,7 +105,6 @@ class STRIDEState(eqx.Module):
     hidden: Hidden
     particles: Particles
     inducing: Int[Array, " M"]
-    gain: Float[Array, ""]
     share: Share
     raw: Bool[Array, ""]
     tick: Int[Array, ""]
@@ -115,7 +113,10 @@ class STRIDEState(eqx.Module):
 
 
 class STRIDEInfo(AbstractInfo):
-    """The figures of a step: ``objective`` is minus the mean log likelihood (E) or minus F_V (M) a datum."""
+    """The figures of a step.
+
+    ``objective`` is minus the mean log likelihood (E) or minus F_V (M) a datum, ``gain`` what an exchange adds to F_V.
+    """
 
     objective: Float[Array, ""]
     ok: Bool[Array, ""]
@@ -124,6 +125,7 @@ class STRIDEInfo(AbstractInfo):
     acceptance: Float[Array, ""]
     step_size: Float[Array, ""]
     nonfinite: Int[Array, ""]
+    gain: Float[Array, ""]
 
 
 class STRIDE(AbstractInference):
@@ -231,10 +233,10 @@ class STRIDE(AbstractInference):
         return eqx.tree_at(lambda s: s.particles.log_size, state, state.particles.log_size - jnp.log(2.0))
 
     def split(self, phase: Phase, state: STRIDEState, at_most: int) -> tuple[STRIDEState, ...]:
-        """Cores share the particles in an E step, and the candidates in an M step without gradients."""
+        """Cores share the particles in an E step, and the candidates in an M step where births are most of it."""
         if phase.name == "M":
-            whole = self.hyper_steps > 0 or state.top.kind != "collapsed" or self.exchanges == 0
-            count = 1 if whole else min(at_most, self.candidates)
+            few = self._num_candidates(state) < 4 * len(state.inducing)  # a core does all deaths itself
+            count = 1 if few or self.hyper_steps > 0 else at_most
             shares = (Share(jnp.asarray(number, jnp.int32), count) for number in range(count))
             return tuple(dataclasses.replace(state, share=share) for share in shares)
         S = self.particles
@@ -250,7 +252,7 @@ class STRIDE(AbstractInference):
     def join(self, states: Sequence[STRIDEState], infos: Sequence[STRIDEInfo]) -> tuple[STRIDEState, STRIDEInfo]:
         """The best of all exchanges (M); all particles again, and figures over all of them (E)."""
         if states[0].share.count > 1:
-            best = int(np.argmax([float(state.gain) for state in states]))
+            best = int(np.argmax([float(info.gain[0]) for info in infos]))
             return dataclasses.replace(states[best], share=Share(jnp.asarray(0, jnp.int32), 1)), infos[best]
         whole = lambda *parts: jnp.asarray(np.concatenate(parts))  # noqa: E731
         particles = jax.tree.map(whole, *jax.device_get([state.particles for state in states]))
@@ -285,29 +287,31 @@ class STRIDE(AbstractInference):
             nonfinite=old.nonfinite + moves.nonfinite,
         )
         objective = -jnp.mean(chains.value) / batch.num_data
-        info = _info(objective, jnp.mean(moves.acceptance), old.log_size, jnp.sum(moves.nonfinite))
+        rejected, gain = jnp.sum(moves.nonfinite), jnp.zeros_like(objective)
+        info = _info(objective, jnp.mean(moves.acceptance), old.log_size, rejected, gain)
         return eqx.tree_at(lambda s: (s.particles, s.tick), state, (new, state.tick + 1)), info
 
     def _improve(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
         value, inputs, learn = self._gradient(state, batch)
-        if self._num_candidates(state, batch) > 0:
+        gain = jnp.zeros((), value.dtype)
+        if self._num_candidates(state) > 0:
             new = self._maybe_exchange(state, batch, inputs, key)
-            state = eqx.tree_at(lambda s: (s.inducing, s.gain), state, (new.inducing, new.gain))
+            state, gain = eqx.tree_at(lambda s: s.inducing, state, new.inducing), new.gain
             value = new.before if self.hyper_steps == 0 else value
         state = learn(state)
         state = eqx.tree_at(lambda s: s.tick, state, state.tick + 1)
-        zero = jnp.zeros((), value.dtype)
-        return state, _info(-value / batch.num_data, zero, state.particles.log_size, jnp.asarray(0, jnp.int32))
+        none = jnp.asarray(0, jnp.int32)
+        return state, _info(-value / batch.num_data, jnp.zeros_like(value), state.particles.log_size, none, gain)
 
-    def _num_candidates(self, state: STRIDEState, batch: Batch) -> int:
+    def _num_candidates(self, state: STRIDEState) -> int:
         """|J| of an exchange; 0 where there is nothing to exchange."""
-        spare = batch.x.shape[0] - state.inducing.shape[0]
+        spare = len(state.hidden.root) - len(state.inducing)
         return min(self.candidates, spare) if self.exchanges > 0 and state.top.kind == "collapsed" else 0
 
     def _maybe_exchange(
         self, state: STRIDEState, batch: Batch, inputs: Float[Array, "S N F"], key: PRNGKeyArray
     ) -> Exchanged:
-        count = self._num_candidates(state, batch)
+        count = self._num_candidates(state)
 
         def swap(inducing: Int[Array, " M"]) -> Exchanged:
             return exchange(state.model, state.top, batch, inputs, inducing, count, key=key, share=state.share)
@@ -466,7 +470,6 @@ def _first_state(
         hidden=hidden,
         particles=particles,
         inducing=inducing,
-        gain=jnp.zeros((), dtype),
         share=Share(zero, 1),
         raw=jnp.asarray(False),
         tick=zero,
@@ -584,7 +587,7 @@ def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDE
         knots=knots,
         inducing=x[state.inducing],
         trace=_ordered(state),
-        interpolated=_interpolated(model, hidden),
+        interpolated=hidden.kind == "sparse" and model.depth > 2,
         low_rank=hidden.kind != "exact",
         num_samples=method.particles,
     ), report
@@ -595,23 +598,20 @@ def _given(
 ) -> tuple[Given, ...]:
     """Every hidden layer's GP given the particles' white variables at the anchors."""
     sites, at, result = hidden.sites(x), hidden.at_sites, []
-    inverse = inverse_lower(hidden.lower)[None]
+    z = sites[at][None]
+    lower = hidden.lower if hidden.kind == "exact" else safe_cholesky(model.layers[0].kernel(z[0])).lower
+    inverse = inverse_lower(lower)[None]
     for level, own in enumerate(white_by_layer(model, len(hidden.anchors), white)):
-        if level == 0:
-            result.append(Given(sites[at][None], own, inverse))
-        elif _interpolated(model, hidden) and level == model.depth - 2:
+        if hidden.kind == "sparse" and level == model.depth - 2:  # the bottom layer's GP carries it to all data
             offset = jnp.take(values[level] - mean_path(model, sites)[level][None], at, axis=1)
-            result.append(Given(sites[at][None], inverse @ offset, inverse))
+            result.append(Given(z, inverse @ offset, inverse))
+        elif level == 0:
+            result.append(Given(z, own, inverse))
         else:
-            z = jnp.take(seen(model, level, sites, values[level - 1]), at, axis=1)
-            lower = safe_cholesky(jax.vmap(model.layers[level].kernel.gram)(z)).lower
-            result.append(Given(z, own, inverse_lower(lower)))
+            z_own = jnp.take(seen(model, level, sites, values[level - 1]), at, axis=1)
+            factor = safe_cholesky(jax.vmap(model.layers[level].kernel.gram)(z_own))
+            result.append(Given(z_own, own, inverse_lower(factor.lower)))
     return tuple(result)
-
-
-def _interpolated(model: DeepGP, hidden: Hidden) -> bool:
-    """Whether the bottom layer's GP carries the last hidden layer from the anchors to all data."""
-    return hidden.kind == "sparse" and model.depth > 2
 
 
 def _ordered(state: STRIDEState) -> Trace:
@@ -623,11 +623,15 @@ def _ordered(state: STRIDEState) -> Trace:
 
 
 def _info(
-    objective: Float[Array, ""], acceptance: Float[Array, ""], log_size: Float[Array, " S"], nonfinite: Int[Array, ""]
+    objective: Float[Array, ""],
+    acceptance: Float[Array, ""],
+    log_size: Float[Array, " S"],
+    nonfinite: Int[Array, ""],
+    gain: Float[Array, ""],
 ) -> STRIDEInfo:
     no = jnp.asarray(False)
     zero, size = jnp.zeros((), objective.dtype), jnp.mean(jnp.exp(log_size))
-    return STRIDEInfo(objective, jnp.isfinite(objective), no, zero, acceptance, size, nonfinite)
+    return STRIDEInfo(objective, jnp.isfinite(objective), no, zero, acceptance, size, nonfinite, gain)
 
 
 def _choose(name: str, value: str, options: tuple[str, ...]) -> None:
