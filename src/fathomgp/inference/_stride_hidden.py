@@ -14,15 +14,16 @@ The bottom layer's kernel is stationary: its factor is the same for all particle
 
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from fathomgp.linalg import inverse_lower, pivoted_cholesky, product, safe_cholesky
 from fathomgp.means import AbstractMean
-from fathomgp.model import DeepGP
+from fathomgp.model import DeepGP, Injective
 
 KINDS = ("exact", "aca", "sparse")
 
@@ -91,14 +92,15 @@ def white_by_layer(model: DeepGP, num_anchors: int, white: Float[Array, "S n"]) 
 
 def hidden_values(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: Float[Array, "S n"]) -> Values:
     """The values of every hidden layer at the sites."""
-    sites, at = hidden.sites(x), hidden.at_sites
     parts = white_by_layer(model, len(hidden.anchors), white)
-    root = hidden.root[hidden.anchors] if hidden.kind == "sparse" else hidden.root
-    apply = _apply_lower if hidden.kind == "exact" else _apply
-    values = [model.layers[0].mean(sites)[None] + apply(root, parts[0])]
+    if hidden.kind == "aca":
+        return _condition(model, parts, x, hidden.root, hidden.anchors)[0]
+    sites = hidden.sites(x)
+    bottom = _apply(hidden.lower, parts[0]) if hidden.kind == "sparse" else _apply_lower(hidden.root, parts[0])
+    values = [model.layers[0].mean(sites)[None] + bottom]
     for level in range(1, model.depth - 1):
         inputs = seen(model, level, sites, values[-1])
-        values.append(_means(model, level, inputs) + _correlate(model, level, hidden, inputs, at, parts[level]))
+        values.append(_means(model, level, inputs) + _factor(model, level, inputs) @ parts[level])
     return values
 
 
@@ -114,6 +116,53 @@ def whitened(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Valu
         parts.append(_solve(jnp.broadcast_to(lower, (len(h), *lower.shape[1:])), offset))
         below = h
     return jnp.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+
+
+class Sight(NamedTuple):
+    """What the last layer sees of S particles, formed for some rows at a time.
+
+    Attributes:
+        rows: what the inputs of a row follow from: arrays with one entry a row.
+        at: from the entries of B rows to the inputs there, of shape (S, B, F).
+    """
+
+    rows: PyTree[Shaped[Array, "N ..."]]
+    at: Callable[[PyTree[Shaped[Array, "B ..."]]], Float[Array, "S B F"]]
+
+    def everywhere(self) -> Float[Array, "S N F"]:
+        """The inputs at all rows."""
+        return self.at(self.rows)
+
+    def at_index(self, index: Int[Array, " B"]) -> Float[Array, "S B F"]:
+        """The inputs at some rows."""
+        return self.at(jax.tree.map(lambda leaf: leaf[index], self.rows))
+
+
+def held(inputs: Float[Array, "S N F"]) -> Sight:
+    """Inputs that are there already."""
+    return Sight(jnp.swapaxes(inputs, 0, 1), lambda rows: jnp.swapaxes(rows, 0, 1))
+
+
+def sight(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: Float[Array, "S n"]) -> Sight:
+    """What the last layer sees of the particles with these white variables.
+
+    By ACA or at the inducing points, a row follows from the anchors alone, so that S times N values need never be held.
+    """
+    if hidden.kind == "exact" or isinstance(model.architecture, Injective):
+        return held(top_inputs(model, hidden, x, hidden_values(model, hidden, x, white)))
+    last = model.depth - 2
+    if hidden.kind == "sparse":
+        offset = hidden_values(model, hidden, x, white)[-1] - mean_path(model, x[hidden.anchors])[last][None]
+        values_at = lambda x, lift: mean_path(model, x)[last][None] + _apply(lift, offset)  # noqa: E731
+    else:
+        parts, every = white_by_layer(model, len(hidden.anchors), white), jnp.arange(len(hidden.anchors))
+        given = _condition(model, parts, x[hidden.anchors], hidden.root[hidden.anchors], every)[1]
+        values_at = lambda x, root: _follow(model, parts[0], given, x, root)  # noqa: E731
+
+    def inputs_at(rows: tuple[Array, Array]) -> Float[Array, "S B F"]:
+        return seen(model, model.depth - 1, rows[0], values_at(*rows))
+
+    return Sight((x, hidden.root if hidden.lift is None else hidden.lift), inputs_at)
 
 
 def top_inputs(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values) -> Float[Array, "S N F"]:
@@ -199,22 +248,49 @@ def _means(model: DeepGP, level: int, inputs: Float[Array, "S K F"]) -> Float[Ar
     return jax.vmap(model.layers[level].mean)(inputs)
 
 
-def _correlate(
+class _Given(NamedTuple):
+    """A deeper layer given its white variables at the anchors: ``h = m + k(., z) weights``, ``weights = L^-T w``."""
+
+    z: Float[Array, "S R F"]
+    weights: Float[Array, "S R W"]
+
+
+def _condition(
     model: DeepGP,
-    level: int,
-    hidden: Hidden,
-    inputs: Float[Array, "S K F"],
+    white: list[Float[Array, "S R _"]],
+    x: Float[Array, "B D"],
+    root: Float[Array, "B R"],
     at: Int[Array, " R"],
+) -> tuple[list[Float[Array, "S B _"]], list[_Given]]:
+    """Hidden layers by ACA at rows among which ``at`` are the anchors; and the deeper ones given the anchors."""
+    values, conditions = [model.layers[0].mean(x)[None] + _apply(root, white[0])], []
+    for level in range(1, model.depth - 1):
+        inputs = seen(model, level, x, values[-1])
+        z = jnp.take(inputs, at, axis=1)
+        lower = _factor(model, level, z)
+        weights = jax.lax.linalg.triangular_solve(lower, white[level], left_side=True, lower=True, transpose_a=True)
+        conditions.append(_Given(z, weights))
+        values.append(_deeper(model, level, conditions[-1], inputs))
+    return values, conditions
+
+
+def _follow(
+    model: DeepGP,
     white: Float[Array, "S R W"],
-) -> Float[Array, "S K W"]:
-    """A deeper layer's values at the sites, without the mean: the factor differs from particle to particle."""
-    gram = model.layers[level].kernel.gram
-    z = jnp.take(inputs, at, axis=1)
-    lower = _factor(model, level, z)
-    if hidden.kind != "aca":
-        return lower @ white
-    weights = jax.lax.linalg.triangular_solve(lower, white, left_side=True, lower=True, transpose_a=True)
-    return jax.vmap(gram)(inputs, z) @ weights
+    conditions: list[_Given],
+    x: Float[Array, "B D"],
+    root: Float[Array, "B R"],
+) -> Float[Array, "S B W"]:
+    """The last hidden layer by ACA at any rows."""
+    values = model.layers[0].mean(x)[None] + _apply(root, white)
+    for level, given in enumerate(conditions, start=1):
+        values = _deeper(model, level, given, seen(model, level, x, values))
+    return values
+
+
+def _deeper(model: DeepGP, level: int, given: _Given, inputs: Float[Array, "S B F"]) -> Float[Array, "S B W"]:
+    covariances = jax.vmap(model.layers[level].kernel.gram)(inputs, given.z)
+    return _means(model, level, inputs) + covariances @ given.weights
 
 
 def _factor(model: DeepGP, level: int, z: Float[Array, "S R F"]) -> Float[Array, "S R R"]:

@@ -43,6 +43,7 @@ from fathomgp.inference._stride_hidden import (
     pivots,
     prepare_hidden,
     seen,
+    sight,
     top_inputs,
     white_by_layer,
     whitened,
@@ -406,19 +407,19 @@ def _target(state: STRIDEState, batch: Batch):
 
 def _log_likelihood(model: DeepGP, state: STRIDEState, batch: Batch, white: Float[Array, "S n"]) -> Float[Array, " S"]:
     below, above = _parts(state, white)
-    inputs = top_inputs(model, state.hidden, batch.x, hidden_values(model, state.hidden, batch.x, below))
-    return log_likelihood(model, state.top, batch, inputs, state.inducing, above, raw=state.raw)
+    view = sight(model, state.hidden, batch.x, below)
+    return log_likelihood(model, state.top, batch, view, state.inducing, above, raw=state.raw)
 
 
 def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "S N F"]]:
     """F_V, or Phi where there is none, averaged over the particles; and what the last layer sees."""
     hidden = prepare_hidden(model, batch.x, state.hidden.anchors, state.hidden.kind)
     below, above = _parts(state, state.particles.chains.white)
-    inputs = top_inputs(model, hidden, batch.x, hidden_values(model, hidden, batch.x, below))
+    view = sight(model, hidden, batch.x, below)
     if state.top.kind == "collapsed":
-        return jnp.mean(bound(model, state.top, batch, inputs, state.inducing)), inputs
-    value = log_likelihood(model, state.top, batch, inputs, state.inducing, above, raw=state.raw)
-    return jnp.mean(value), inputs
+        return jnp.mean(bound(model, state.top, batch, view, state.inducing)), view.everywhere()
+    value = log_likelihood(model, state.top, batch, view, state.inducing, above, raw=state.raw)
+    return jnp.mean(value), view.everywhere()
 
 
 def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array, "S a"], Float[Array, "S b"]]:
@@ -428,8 +429,8 @@ def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array,
 
 
 def _top_inputs(state: STRIDEState, batch: Batch) -> Float[Array, "S N F"]:
-    values = hidden_values(state.model, state.hidden, batch.x, _parts(state, state.particles.chains.white)[0])
-    return top_inputs(state.model, state.hidden, batch.x, values)
+    below = _parts(state, state.particles.chains.white)[0]
+    return sight(state.model, state.hidden, batch.x, below).everywhere()
 
 
 # --- starts and changes of anchors ------------------------------------------------------------------------------------
@@ -507,8 +508,7 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
         hidden = prepare_hidden(model, x, anchors, method.hidden)
         below = whitened(model, hidden, x, _moved(model, old, hidden, x, values))
     white = jnp.concatenate([below, above], axis=1)
-    inputs = top_inputs(model, hidden, x, hidden_values(model, hidden, x, below))
-    raw, value = way_and_log_likelihood(model, state.top, batch, inputs, state.inducing, above)
+    raw, value = way_and_log_likelihood(model, state.top, batch, sight(model, hidden, x, below), state.inducing, above)
     state = eqx.tree_at(lambda s: (s.hidden, s.raw), state, (hidden, raw))
     # Phi is known at this point; only its gradient has to be asked for.
     target = _target(state, batch) if method.sampler == "mala" else lambda _: value
@@ -576,7 +576,7 @@ def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDE
     model, x, hidden = state.model, batch.x, state.hidden
     below, above = _parts(state, state.particles.chains.white)
     values = hidden_values(model, hidden, x, below)
-    top, report = condition_top(model, state.top, batch, top_inputs(model, hidden, x, values), state.inducing, above)
+    top, report = condition_top(model, state.top, batch, sight(model, hidden, x, below), state.inducing, above)
     knots = None
     if isinstance(model.architecture, Injective):
         knots = (x, tuple(at_data(model, hidden, x, h, level) for level, h in enumerate(values)))
