@@ -165,7 +165,8 @@ def exchange(args):
 
         @functools.partial(jax.jit, **_ONE_CORE)
         def part(key, share):
-            return swap(model, top, batch, inputs, inducing, 500, key=key, share=share)
+            each = lambda function: jax.lax.map(function, inputs)  # noqa: E731
+            return swap(model, top, batch, each, inducing, 500, key=key, share=share)
 
         fast = lambda key: _side_by_side(functools.partial(part, key), shares)  # noqa: E731
         # The library's fastest F_V of all particles at once, compiled: the same linear algebra, without the updates.

@@ -165,7 +165,8 @@ def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):
     *_, inputs = particles(model, batch, rng, 4)
     inducing = np.arange(6, dtype=np.int32)
     average = lambda chosen: np.mean([free_energy(model, batch, h, chosen) for h in inputs])  # noqa: E731
-    swap = jax.jit(lambda inducing, key: exchange(model, COLLAPSED, batch, inputs, inducing, 19, key=key))
+    each = lambda function: jax.lax.map(function, inputs)  # noqa: E731
+    swap = jax.jit(lambda inducing, key: exchange(model, COLLAPSED, batch, each, inducing, 19, key=key))
     before = average(inducing)
     new = swap(jnp.asarray(inducing), key)
     after = new.inducing
@@ -188,7 +189,8 @@ def test_the_best_exchange_of_all_shares_is_the_best_of_all(rng, key, count):
     model, batch = problem(rng)
     *_, inputs = particles(model, batch, rng, 4)
     inducing = jnp.arange(6, dtype=jnp.int32)
-    swap = jax.jit(lambda share: exchange(model, COLLAPSED, batch, inputs, inducing, 19, key=key, share=share))
+    each = lambda function: jax.lax.map(function, inputs)  # noqa: E731
+    swap = jax.jit(lambda share: exchange(model, COLLAPSED, batch, each, inducing, 19, key=key, share=share))
     parts = [swap(Share(jnp.asarray(number, jnp.int32), count)) for number in range(count)]
     whole, best = swap(None), max(parts, key=lambda part: float(part.gain))
     assert np.array_equal(best.inducing, whole.inducing)

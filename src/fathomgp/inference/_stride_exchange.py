@@ -7,16 +7,21 @@ The point that was removed is always a candidate, so F_V never falls. Cores can 
 best of its own, and the best of those is taken.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from fathomgp.data import Batch
 from fathomgp.inference._stride_top import Top, members, residuals
 from fathomgp.inference.exact import gaussian_noise
 from fathomgp.linalg import SparseBound, birth_scores, death_scores, sparse_bound
 from fathomgp.model import DeepGP
+
+#: From a function of what the last layer sees of one particle, (N, F), to its results for all of them.
+EachParticle = Callable[[Callable[[Float[Array, "N F"]], PyTree]], PyTree]
 
 
 class Share(eqx.Module):
@@ -49,7 +54,7 @@ def exchange(
     model: DeepGP,
     top: Top,
     batch: Batch,
-    inputs: Float[Array, "S N F"],
+    each: EachParticle,
     inducing: Int[Array, " M"],
     num_candidates: int,
     *,
@@ -59,6 +64,16 @@ def exchange(
     """One death and one birth, among random candidates or a share of them.
 
     Particles pass one after the other, candidates and rows in blocks: a core needs O(N M) memory, whatever S and |J|.
+
+    Args:
+        model: the model.
+        top: how its last layer is treated.
+        batch: the data.
+        each: ``each(function)`` is ``function`` of what the last layer sees of every particle.
+        inducing: the inducing points, as row numbers.
+        num_candidates: |J|.
+        key: for the candidates.
+        share: which of them to look at.
     """
     everyone = jnp.ones(len(inducing), bool)
 
@@ -66,7 +81,7 @@ def exchange(
         now = particle_bound(model, top, batch, h, inducing, everyone)
         return now.value, death_scores(now)
 
-    values, losses = jax.lax.map(deaths, inputs)
+    values, losses = each(deaths)
     loss = jnp.mean(losses, axis=0)
     out = jnp.argmax(loss)
     candidates = draw_candidates(members(top, batch), inducing, num_candidates, key=key)
@@ -78,7 +93,7 @@ def exchange(
         without = particle_bound(model, top, batch, h, inducing, stay)
         return _births(without, model, top, batch, h, own)
 
-    gains = jnp.mean(jax.lax.map(births, inputs), axis=0)
+    gains = jnp.mean(each(births), axis=0)
     best = jnp.argmax(gains)
     return Exchanged(inducing.at[out].set(own[best]), loss[out] + gains[best], jnp.mean(values))
 

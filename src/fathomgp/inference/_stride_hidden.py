@@ -165,6 +165,19 @@ def sight(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: Float[Ar
     return Sight((x, hidden.root if hidden.lift is None else hidden.lift), inputs_at)
 
 
+def each_particle(
+    model: DeepGP,
+    hidden: Hidden,
+    x: Float[Array, "N D"],
+    white: Float[Array, "S n"],
+    function: Callable[[Float[Array, "N F"]], PyTree],
+) -> PyTree[Shaped[Array, "S ..."]]:
+    """``function`` of what the last layer sees of a particle, one particle after the other."""
+    if hidden.kind == "exact":  # one product with all of L for all particles
+        return jax.lax.map(function, sight(model, hidden, x, white).everywhere())
+    return jax.lax.map(lambda own: function(sight(model, hidden, x, own[None]).everywhere()[0]), white)
+
+
 def top_inputs(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values) -> Float[Array, "S N F"]:
     """What the last layer sees at all data."""
     return seen(model, model.depth - 1, x, at_data(model, hidden, x, values[-1], model.depth - 2))

@@ -16,6 +16,7 @@ each; the pivots of ACA are those of the last layer's covariance averaged over t
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from fathomgp.inference._stride_hidden import (
     Hidden,
     Values,
     at_data,
+    each_particle,
     hidden_values,
     mean_path,
     num_white,
@@ -293,10 +295,10 @@ class STRIDE(AbstractInference):
         return eqx.tree_at(lambda s: (s.particles, s.tick), state, (new, state.tick + 1)), info
 
     def _improve(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
-        value, inputs, learn = self._gradient(state, batch)
+        value, learn = self._gradient(state, batch)
         gain = jnp.zeros((), value.dtype)
         if self._num_candidates(state) > 0:
-            new = self._maybe_exchange(state, batch, inputs, key)
+            new = self._maybe_exchange(state, batch, key)
             state, gain = eqx.tree_at(lambda s: s.inducing, state, new.inducing), new.gain
             value = new.before if self.hyper_steps == 0 else value
         state = learn(state)
@@ -309,13 +311,13 @@ class STRIDE(AbstractInference):
         spare = len(state.hidden.root) - len(state.inducing)
         return min(self.candidates, spare) if self.exchanges > 0 and state.top.kind == "collapsed" else 0
 
-    def _maybe_exchange(
-        self, state: STRIDEState, batch: Batch, inputs: Float[Array, "S N F"], key: PRNGKeyArray
-    ) -> Exchanged:
-        count = self._num_candidates(state)
+    def _maybe_exchange(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> Exchanged:
+        model, count = state.model, self._num_candidates(state)
+        below = _parts(state, state.particles.chains.white)[0]
 
         def swap(inducing: Int[Array, " M"]) -> Exchanged:
-            return exchange(state.model, state.top, batch, inputs, inducing, count, key=key, share=state.share)
+            each = functools.partial(each_particle, model, state.hidden, batch.x, below)
+            return exchange(model, state.top, batch, each, inducing, count, key=key, share=state.share)
 
         def keep(inducing: Int[Array, " M"]) -> Exchanged:
             zero = jnp.zeros((), batch.x.dtype)
@@ -325,24 +327,24 @@ class STRIDE(AbstractInference):
 
     def _gradient(
         self, state: STRIDEState, batch: Batch
-    ) -> tuple[Float[Array, ""], Float[Array, "S N F"], Callable[[STRIDEState], STRIDEState]]:
-        """What hyperparameters maximise, what the last layer sees, and the Adam step on all hyperparameters."""
+    ) -> tuple[Float[Array, ""], Callable[[STRIDEState], STRIDEState]]:
+        """What hyperparameters maximise, and the Adam step on all of them."""
         if self.hyper_steps == 0:
-            return jnp.zeros((), batch.x.dtype), _top_inputs(state, batch), lambda state: state
+            return jnp.zeros((), batch.x.dtype), lambda state: state
         learned, constant = partition(state.model)
 
-        def loss(learned: DeepGP) -> tuple[Float[Array, ""], tuple[Float[Array, ""], Float[Array, "S N F"]]]:
-            value, inputs = _complete_data(eqx.combine(learned, constant), state, batch)
-            return -value / batch.num_data, (value, inputs)
+        def loss(learned: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
+            value = _complete_data(eqx.combine(learned, constant), state, batch)
+            return -value / batch.num_data, value
 
-        gradient, (value, inputs) = jax.grad(loss, has_aux=True)(learned)
+        gradient, value = jax.grad(loss, has_aux=True)(learned)
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             updates, adam = self._adam().update(gradient, state.adam)
         useful = jnp.isfinite(value) & all_finite(updates) & (state.tick < self.hyper_steps)
         moved = jax.tree.map(lambda old, update: jnp.where(useful, old + update, old), learned, updates)
         adam = jax.tree.map(lambda new, old: jnp.where(useful, new, old), adam, state.adam)
         new = (eqx.combine(moved, constant), adam)
-        return value, inputs, lambda state: eqx.tree_at(lambda s: (s.model, s.adam), state, new)
+        return value, lambda state: eqx.tree_at(lambda s: (s.model, s.adam), state, new)
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
@@ -411,26 +413,20 @@ def _log_likelihood(model: DeepGP, state: STRIDEState, batch: Batch, white: Floa
     return log_likelihood(model, state.top, batch, view, state.inducing, above, raw=state.raw)
 
 
-def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> tuple[Float[Array, ""], Float[Array, "S N F"]]:
-    """F_V, or Phi where there is none, averaged over the particles; and what the last layer sees."""
+def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> Float[Array, ""]:
+    """F_V, or Phi where there is none, averaged over the particles."""
     hidden = prepare_hidden(model, batch.x, state.hidden.anchors, state.hidden.kind)
     below, above = _parts(state, state.particles.chains.white)
     view = sight(model, hidden, batch.x, below)
     if state.top.kind == "collapsed":
-        return jnp.mean(bound(model, state.top, batch, view, state.inducing)), view.everywhere()
-    value = log_likelihood(model, state.top, batch, view, state.inducing, above, raw=state.raw)
-    return jnp.mean(value), view.everywhere()
+        return jnp.mean(bound(model, state.top, batch, view, state.inducing))
+    return jnp.mean(log_likelihood(model, state.top, batch, view, state.inducing, above, raw=state.raw))
 
 
 def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array, "S a"], Float[Array, "S b"]]:
     """White variables of the hidden layers, and of the last."""
     count = num_white(state.model, len(state.hidden.anchors))
     return white[:, :count], white[:, count:]
-
-
-def _top_inputs(state: STRIDEState, batch: Batch) -> Float[Array, "S N F"]:
-    below = _parts(state, state.particles.chains.white)[0]
-    return sight(state.model, state.hidden, batch.x, below).everywhere()
 
 
 # --- starts and changes of anchors ------------------------------------------------------------------------------------
