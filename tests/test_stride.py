@@ -57,7 +57,7 @@ def problem(rng, rows=25, architecture="composition", depth=2, outputs=1, inputs
         recipe=Recipe(lengthscale=0.8, inner_variance=0.4),
         architecture=architecture,
     )
-    return stride._without_inducing(model), ArraySource(x, y).everything()
+    return stride.without_inducing(model), ArraySource(x, y).everything()
 
 
 def particles(model, batch, rng, count, kind="exact", anchors=None):

@@ -30,9 +30,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase, run_seldom
-from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted, chain_keys
-from fathomgp.inference._stride_exchange import Exchanged, Share, exchange, greedy_choice
+from fathomgp.inference._stride_exchange import Exchanged, Share, exchange
 from fathomgp.inference._stride_hidden import (
     KINDS,
     Hidden,
@@ -51,18 +50,14 @@ from fathomgp.inference._stride_hidden import (
     whitened,
 )
 from fathomgp.inference._stride_posterior import Given, STRIDEPosterior, Trace
+from fathomgp.inference._stride_start import neutral_path, shallow_start, without_inducing
 from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, way_and_log_likelihood
 from fathomgp.inference.exact import noise_is_shared
-from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_cholesky
-from fathomgp.means import AbstractMean, Zero
-from fathomgp.model import DeepGP, Injective, Layer
-from fathomgp.parameters import all_finite, partition, real
+from fathomgp.model import DeepGP, Injective
+from fathomgp.parameters import all_finite, partition
 
-#: Rows that the shallow start looks at, and its L-BFGS steps a round, at the most.
-_START_ROWS = 10_000
-_START_STEPS = 500
 #: Steps of the last E step that are remembered for diagnostics.
 _TRACE = 256
 
@@ -194,11 +189,21 @@ class STRIDE(AbstractInference):
             raise SettingError(f"method='stride' samples hidden layers, but depth is {model.depth}: use method='sgpr'.")
         batch, top = data.everything(), self._top(model, data)
         num_inducing = _num_inducing(model, data.num_data)
-        model = _without_inducing(model)
-        path = _neutral_path(model, batch.x)
+        model = without_inducing(model)
+        path = neutral_path(model, batch.x)
         start = model.layer_input(model.depth - 1, batch.x, path[-1])
         if top.kind != "sampled" and self.shallow_rounds > 0:
-            model, inducing = self._shallow_start(model, top, batch, start, data.num_data, num_inducing, key)
+            model, inducing = shallow_start(
+                model,
+                top,
+                batch,
+                start,
+                num_inducing,
+                data.num_data,
+                rounds=self.shallow_rounds,
+                candidates=self.candidates,
+                key=key,
+            )
         else:
             inducing = pivots(model, start[None], batch.weight, num_inducing)
         return _first_state(self, model, top, batch, path, inducing)
@@ -209,8 +214,8 @@ class STRIDE(AbstractInference):
         if top.kind == "sampled" or self.shallow_rounds == 0:
             return None
         inducing = jnp.asarray(np.arange(_num_inducing(model, data.num_data)), jnp.int32)
-        model = _without_inducing(model)
-        return _first_state(self, model, top, batch, _neutral_path(model, batch.x), inducing)
+        model = without_inducing(model)
+        return _first_state(self, model, top, batch, neutral_path(model, batch.x), inducing)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """E, M, E, M, ..., E; ``max_iter`` is the number of Markov chain steps in all E steps together."""
@@ -369,31 +374,6 @@ class STRIDE(AbstractInference):
             return None
         return num_inducing if self.rank is None or self.hidden == "sparse" else min(self.rank, num_data)
 
-    def _shallow_start(
-        self, model: DeepGP, top: Top, batch: Batch, start: Array, num_data: int, num_inducing: int, key: PRNGKeyArray
-    ) -> tuple[DeepGP, Int[Array, " M"]]:
-        """Sparse GP regression on the stationary start: greedy inducing points and hyperparameters in turns."""
-        rows = jnp.arange(len(start), dtype=jnp.int32)
-        if num_data > _START_ROWS:
-            rows = jnp.sort(jax.random.permutation(key, num_data)[:_START_ROWS].astype(jnp.int32))
-        part = Batch(
-            start[rows],
-            batch.y[rows],
-            batch.observed[rows],
-            batch.weight[rows],
-            batch.index[rows],
-            jnp.sum(batch.weight[rows]),
-        )
-        last = model.layers[-1]
-        shallow = DeepGP((last,), model.likelihood)
-        candidates = min(max(self.candidates, num_inducing), len(rows))
-        for turn in range(self.shallow_rounds):
-            chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, jax.random.fold_in(key, turn))
-            shallow = _fit_shallow(shallow, part, chosen, top.shared)
-        chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, key)
-        fitted = eqx.tree_at(lambda m: m.layers[-1], model, shallow.layers[0], is_leaf=lambda n: isinstance(n, Layer))
-        return eqx.tree_at(lambda m: m.likelihood, fitted, shallow.likelihood), rows[chosen]
-
 
 # --- the target -------------------------------------------------------------------------------------------------------
 
@@ -519,49 +499,10 @@ def _moved(model: DeepGP, old: Hidden, new: Hidden, x: Float[Array, "N D"], valu
     return [at_data(model, old, x, h, level)[:, new.anchors] for level, h in enumerate(values)]
 
 
-@run_seldom
-def _choose_greedily(
-    shallow: DeepGP, top: Top, part: Batch, num_inducing: int, candidates: int, key: PRNGKeyArray
-) -> Int[Array, " M"]:
-    return greedy_choice(shallow, top, part, part.x, num_inducing, candidates, key=key)
-
-
-@run_seldom
-def _fit_shallow(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], shared: bool) -> DeepGP:
-    """Hyperparameters of highest F_V, inducing points fixed."""
-
-    def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        value, jitter = collapsed_elbo_and_jitter(model, part, shared)
-        return -value / part.num_data, jitter
-
-    def with_z(z: Any) -> DeepGP:
-        return eqx.tree_at(lambda m: m.layers[0].z, shallow, z, is_leaf=lambda n: n is None)
-
-    fixed = with_z(real(part.x[chosen], trainable=False))
-    fitted = lbfgs_minimise(objective, fixed, max_steps=_START_STEPS, tolerance=1e-7)
-    return _without_inducing(fitted)
-
-
-def _neutral_path(model: DeepGP, x: Float[Array, "N D"]) -> list[Float[Array, "N _"]]:
-    """Hidden values at which the last layer is stationary in x: the means, where they are not zero."""
-
-    def mean(level: int, inputs: Array) -> AbstractMean:
-        own = model.layers[level].mean
-        return model.architecture.neutral(jax.device_get(inputs), own.output_dim) if isinstance(own, Zero) else own
-
-    return mean_path(model, x, mean)
-
-
 def _num_inducing(model: DeepGP, num_data: int) -> int:
     if model.layers[-1].z is None:
         raise SettingError("method='stride' needs to know the number of inducing points: set num_inducing.")
     return min(model.layers[-1].num_inducing, num_data)
-
-
-def _without_inducing(model: DeepGP) -> DeepGP:
-    """The layers without inducing inputs: STRIDE's are rows of the data."""
-    layers = tuple(Layer(layer.kernel, layer.mean, None, layer.width, layer.noise) for layer in model.layers)
-    return DeepGP(layers, model.likelihood, model.skip_inputs, model.architecture)
 
 
 # --- what was learned -------------------------------------------------------------------------------------------------

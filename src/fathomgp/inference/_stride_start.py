@@ -1,0 +1,111 @@
+"""Where STRIDE starts: the stationary model with hyperparameters and inducing points of sparse GP regression."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from fathomgp.data import Batch
+from fathomgp.inference._base import run_seldom
+from fathomgp.inference._lbfgs import lbfgs_minimise
+from fathomgp.inference._stride_exchange import greedy_choice
+from fathomgp.inference._stride_hidden import mean_path
+from fathomgp.inference._stride_top import Top
+from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
+from fathomgp.means import AbstractMean, Zero
+from fathomgp.model import DeepGP, Layer
+from fathomgp.parameters import real
+
+#: Rows that the start looks at, and its L-BFGS steps a round, at the most.
+_ROWS = 10_000
+_STEPS = 500
+
+
+def shallow_start(
+    model: DeepGP,
+    top: Top,
+    batch: Batch,
+    start: Float[Array, "N F"],
+    num_inducing: int,
+    num_data: int,
+    *,
+    rounds: int,
+    candidates: int,
+    key: PRNGKeyArray,
+) -> tuple[DeepGP, Int[Array, " M"]]:
+    """Sparse GP regression: greedy inducing points and hyperparameters in turns.
+
+    Args:
+        model: of which the last layer and the noise are fitted.
+        top: how the last layer is treated.
+        batch: the data.
+        start: what the last layer sees where it is stationary.
+        num_inducing: M.
+        num_data: the number of rows that are not padding.
+        rounds: how often inducing points and hyperparameters alternate.
+        candidates: data points looked at for each birth.
+        key: for the candidates, and for the rows where there are many.
+
+    Returns:
+        The fitted model, and the row numbers of the inducing points.
+    """
+    rows = jnp.arange(len(start), dtype=jnp.int32)
+    if num_data > _ROWS:
+        rows = jnp.sort(jax.random.permutation(key, num_data)[:_ROWS].astype(jnp.int32))
+    part = Batch(
+        start[rows],
+        batch.y[rows],
+        batch.observed[rows],
+        batch.weight[rows],
+        batch.index[rows],
+        jnp.sum(batch.weight[rows]),
+    )
+    candidates = min(max(candidates, num_inducing), len(rows))
+    shallow = DeepGP((model.layers[-1],), model.likelihood)
+    for turn in range(rounds):
+        chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, jax.random.fold_in(key, turn))
+        shallow = _fit_shallow(shallow, part, chosen, top.shared)
+    chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, key)
+    fitted = eqx.tree_at(lambda m: m.layers[-1], model, shallow.layers[0], is_leaf=lambda n: isinstance(n, Layer))
+    return eqx.tree_at(lambda m: m.likelihood, fitted, shallow.likelihood), rows[chosen]
+
+
+def neutral_path(model: DeepGP, x: Float[Array, "N D"]) -> list[Float[Array, "N _"]]:
+    """Hidden values at which the last layer is stationary in x: the means, where they are not zero."""
+
+    def mean(level: int, inputs: Array) -> AbstractMean:
+        own = model.layers[level].mean
+        return model.architecture.neutral(jax.device_get(inputs), own.output_dim) if isinstance(own, Zero) else own
+
+    return mean_path(model, x, mean)
+
+
+def without_inducing(model: DeepGP) -> DeepGP:
+    """The layers without inducing inputs: STRIDE's are rows of the data."""
+    layers = tuple(Layer(layer.kernel, layer.mean, None, layer.width, layer.noise) for layer in model.layers)
+    return DeepGP(layers, model.likelihood, model.skip_inputs, model.architecture)
+
+
+@run_seldom
+def _choose_greedily(
+    shallow: DeepGP, top: Top, part: Batch, num_inducing: int, candidates: int, key: PRNGKeyArray
+) -> Int[Array, " M"]:
+    return greedy_choice(shallow, top, part, part.x, num_inducing, candidates, key=key)
+
+
+@run_seldom
+def _fit_shallow(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], shared: bool) -> DeepGP:
+    """Hyperparameters of highest F_V, inducing points fixed."""
+
+    def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        value, jitter = collapsed_elbo_and_jitter(model, part, shared)
+        return -value / part.num_data, jitter
+
+    def with_z(z: Any) -> DeepGP:
+        return eqx.tree_at(lambda m: m.layers[0].z, shallow, z, is_leaf=lambda n: n is None)
+
+    fixed = with_z(real(part.x[chosen], trainable=False))
+    fitted = lbfgs_minimise(objective, fixed, max_steps=_STEPS, tolerance=1e-7)
+    return without_inducing(fitted)
