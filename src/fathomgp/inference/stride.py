@@ -2,8 +2,8 @@
 
 A deep GP's hidden layers are sampled, its last layer is integrated out given M inducing points among the data:
 
-    E   S particles of the hidden layers move by a Markov chain that leaves p_M(hidden | y) invariant
-    M   inducing points are exchanged so as to raise F_V, Titsias' bound averaged over the particles
+    E   S particles of the hidden layers move by a Markov chain that leaves prior x exp(F_V) invariant
+    M   inducing points are exchanged so as to raise F_V, Titsias' bound, averaged over the particles
 
 The final model is the mixture of the S sparse GPs. Hyperparameters of the last layer come from sparse GP regression on
 the model's stationary start and are kept, as in the paper; beyond it, gradient steps on F_V in the M step can learn
@@ -13,6 +13,11 @@ Choices that the paper leaves open: hidden layers are centred on the values at w
 recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; every
 particle adapts its step size to its own acceptance in the first half of an E step, so particles can be moved on a core
 each; the pivots of ACA are those of the last layer's covariance averaged over the particles.
+
+One choice departs from the paper: its particles follow the first two terms of F_V (``target="evidence"``), which let
+them wander to where the inducing points explain little. With all three terms both steps raise one bound, that of the
+whole model, E_q[F_V] - KL(q | prior), of which q ~ prior x exp(F_V) is the maximum. On ten fresh seeds of the paper's
+one-dimensional example the error is smaller on every one, in cross-validation the two are level.
 """
 
 import dataclasses
@@ -141,9 +146,8 @@ class STRIDE(AbstractInference):
         refresh: whether the pivots of ``"aca"`` are chosen anew after every M step.
         sampler: ``"pcn"``, ``"slice"`` (elliptical) or ``"mala"`` (preconditioned).
         step_size: of the first step.
-        target: the log likelihood of a particle: ``"evidence"`` is the paper's, the first two terms of F_V, which let
-            particles wander to where the inducing points explain little; ``"bound"`` is F_V with all three (q ~ prior x
-            exp F_V is the best q in the variational bound of the whole model, but chains move in smaller steps).
+        target: the log likelihood of a particle: ``"bound"`` is F_V, ``"evidence"`` the paper's, F_V without its trace
+            term.
         standard: no inducing points: the last layer's exact evidence, O(S N^3) a step.
         hyper_steps: gradient steps on all hyperparameters in every M step; 0 keeps those of the shallow start, which
             only Gaussian noise has: set 10 or so for other likelihoods.
@@ -162,7 +166,7 @@ class STRIDE(AbstractInference):
     refresh: bool = eqx.field(static=True, default=True)
     sampler: str = eqx.field(static=True, default="pcn")
     step_size: float = eqx.field(static=True, default=0.05)
-    target: str = eqx.field(static=True, default="evidence")
+    target: str = eqx.field(static=True, default="bound")
     standard: bool = eqx.field(static=True, default=False)
     hyper_steps: int = eqx.field(static=True, default=0)
     learning_rate: float = eqx.field(static=True, default=0.02)
