@@ -8,7 +8,7 @@ import pytest
 from fathomgp import DeepGPRegressor, load
 from fathomgp.diagnostics import convergence, describe_chains, kurtosis_p_values, latent_draws, to_arviz
 from fathomgp.errors import DataError, SettingError
-from fathomgp.inference import SGHMC
+from fathomgp.inference import SGHMC, STRIDE
 from fathomgp.plots import plot_chains
 
 QUICK = SGHMC(burn_in=6, sampling=20, draws=10, chains=2, batch_size=16, window=4, shallow_start=False)
@@ -96,3 +96,25 @@ def test_chains_are_drawn(fitted, kind):
 def test_unknown_pictures_are_refused():
     with pytest.raises(SettingError, match="kind='cloud' is unknown: choose one of 'trace'"):
         plot_chains(None, None, kind="cloud")
+
+
+def test_particles_are_chains(rng):
+    """STRIDE: one chain a particle, of the steps whose sizes were frozen; they have a verdict and a picture."""
+    x = rng.uniform(-2.0, 2.0, size=(24, 1))
+    inference = STRIDE(particles=4, rounds=2, moves=24, exchanges=1, candidates=8)
+    estimator = DeepGPRegressor(inference, num_inducing=5, random_state=0, verbose=False).fit(x, np.sin(2 * x[:, 0]))
+    tree = to_arviz(estimator.posterior_)
+    assert tree["posterior"]["log_likelihood"].shape == (4, 12)
+    acceptance = tree["sample_stats"]["acceptance_rate"].values
+    assert np.all((acceptance >= 0.0) & (acceptance <= 1.0))
+    assert estimator.history_["r_hat"] >= 0.9
+    assert estimator.history_["ess"] > 0.0
+    assert estimator.history_["verdict"].startswith("The chains ")
+    assert len(plot_chains(estimator.posterior_, kind="trace").axes) > 0
+    with pytest.raises(SettingError, match="STRIDE keeps only the last place of its particles"):
+        to_arviz(estimator.posterior_, x)
+
+
+def test_chains_are_drawn_at_inputs(fitted):
+    with pytest.raises(DataError, match="plot_chains shows the latent function at the rows of x: pass a few inputs"):
+        plot_chains(fitted[0].posterior_)

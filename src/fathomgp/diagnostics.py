@@ -2,7 +2,8 @@
 
 The inducing values of a deep GP have symmetries (two layers can flip signs together), so that chains may disagree about
 them and yet agree about every prediction. The verdict therefore looks at what is predicted: the latent functions at
-some inputs, and the energy.
+some inputs, and the energy. STRIDE keeps a path of log likelihoods and only the last place of every particle: each
+particle is a chain, and its log likelihood is what is looked at.
 
 Example:
     >>> import numpy as np
@@ -20,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fathomgp.errors import DataError
-from fathomgp.inference import SampledPosterior
+from fathomgp.errors import DataError, SettingError
+from fathomgp.inference import SampledPosterior, STRIDEPosterior
 from fathomgp.precision import double_precision
 
 #: Above this R-hat chains disagree. The usual 1.01 asks for far more draws than predictions need.
@@ -50,14 +51,24 @@ class Convergence:
 
 
 @double_precision
-def to_arviz(posterior: SampledPosterior, x: Any = None, *, seed: int = 0) -> Any:
+def to_arviz(posterior: SampledPosterior | STRIDEPosterior, x: Any = None, *, seed: int = 0) -> Any:
     """The draws as an ArviZ DataTree with the dimensions (chain, draw).
 
-    Group ``posterior`` holds ``v1``, ``v2``, ... (whitened inducing values of each layer) and, at inputs ``x`` on the
-    model's own scale, ``f`` (means of the latent functions); ``sample_stats`` holds the energy a datum.
+    SGHMC: group ``posterior`` holds ``v1``, ``v2``, ... (whitened inducing values of each layer) and, at inputs ``x``
+    on the model's own scale, ``f`` (means of the latent functions); ``sample_stats`` holds the energy a datum.
+
+    STRIDE: a particle is a chain, and its draws are the last steps with frozen step sizes; ``posterior`` holds their
+    ``log_likelihood``, ``sample_stats`` their ``acceptance_rate``.
     """
     from arviz_base import from_dict
 
+    if isinstance(posterior, STRIDEPosterior):
+        if x is not None:
+            raise SettingError("STRIDE keeps only the last place of its particles, so there is no f draw by draw.")
+        log_likelihood, acceptance = _settled_steps(posterior)
+        return from_dict(
+            {"posterior": {"log_likelihood": log_likelihood}, "sample_stats": {"acceptance_rate": acceptance}}
+        )
     values = {f"v{level + 1}": np.asarray(v) for level, v in enumerate(posterior.v)}
     dims = {f"v{level + 1}": [f"inducing_{level + 1}", f"output_{level + 1}"] for level in range(len(posterior.v))}
     if x is not None:
@@ -69,6 +80,8 @@ def to_arviz(posterior: SampledPosterior, x: Any = None, *, seed: int = 0) -> An
 
 def convergence(posterior: Any, x: Any, *, seed: int = 0) -> Convergence | None:
     """R-hat, effective sample size and verdict of a fit, judged at inputs ``x``; ``None`` where nothing was sampled."""
+    if isinstance(posterior, STRIDEPosterior):
+        return describe_chains(_settled_steps(posterior)[0][:, :, None], longer="moves and rounds", more="moves")
     if not isinstance(posterior, SampledPosterior):
         return None
     f = latent_draws(posterior, x, seed=seed)
@@ -76,19 +89,25 @@ def convergence(posterior: Any, x: Any, *, seed: int = 0) -> Convergence | None:
     return describe_chains(np.concatenate([f.reshape(*f.shape[:2], -1), energy], axis=2))
 
 
-def describe_chains(quantities: np.ndarray) -> Convergence:
-    """The verdict on quantities (chains, draws, K)."""
+def describe_chains(
+    quantities: np.ndarray, *, longer: str = "burn_in and sampling", more: str = "draws and sampling"
+) -> Convergence:
+    """The verdict on quantities (chains, draws, K).
+
+    ``longer`` and ``more`` name the settings that a verdict advises to raise: where chains have not settled, and where
+    their draws are few.
+    """
     from arviz_stats.base import array_stats
 
     chains, draws = quantities.shape[:2]
     if draws < 8:
-        verdict = f"Too few draws to judge the chains: {draws} of each. Raise draws and sampling."
+        verdict = f"Too few draws to judge the chains: {draws} of each. Raise {more}."
         return Convergence(float("nan"), float("nan"), chains * draws, verdict)
     # A single chain is compared with itself: its second half with its first.
     several = quantities if chains > 1 else quantities[0, draws % 2 :].reshape(2, draws // 2, -1)
     r_hat = float(np.max(array_stats.rhat(several, chain_axis=0, draw_axis=1)))
     ess = float(np.min(array_stats.ess(quantities, chain_axis=0, draw_axis=1)))
-    return Convergence(r_hat, ess, chains * draws, _verdict(r_hat, ess, chains, chains * draws))
+    return Convergence(r_hat, ess, chains * draws, _verdict(r_hat, ess, chains, chains * draws, longer, more))
 
 
 @double_precision
@@ -133,17 +152,24 @@ def _thin(draws: Float[np.ndarray, "chains draws"], size: float) -> np.ndarray:
     return thinned
 
 
-def _verdict(r_hat: float, ess: float, chains: int, draws: int) -> str:
+def _settled_steps(posterior: STRIDEPosterior) -> tuple[np.ndarray, np.ndarray]:
+    """Log likelihoods and acceptances (particles, steps) since step sizes were frozen."""
+    trace = posterior.trace
+    kept = np.isfinite(np.asarray(trace.acceptance)).all(axis=0)
+    return np.asarray(trace.log_likelihood)[:, kept], np.asarray(trace.acceptance)[:, kept]
+
+
+def _verdict(r_hat: float, ess: float, chains: int, draws: int, longer: str, more: str) -> str:
     figures = f"R-hat is at most {r_hat:.2f}, {draws} draws are worth at least {ess:.0f} independent ones."
     if chains > 1 and r_hat > _TOLERABLE_R_HAT:
         return (
-            f"The chains disagree: {figures} They sit in different explanations of the data, or burn-in was too short; "
-            "the pooled answer covers what each of them found. Raise burn_in and sampling."
+            f"The chains disagree: {figures} They sit in different explanations of the data, or were too short to "
+            f"settle; the pooled answer covers what each of them found. Raise {longer}."
         )
     if r_hat > _TOLERABLE_R_HAT:
-        return f"The chain still drifts: {figures} Raise burn_in and sampling, and run several chains."
+        return f"The chain still drifts: {figures} Raise {longer}, and run several chains."
     if ess < _ENOUGH_DRAWS:
-        return f"The chains agree, but their draws are few: {figures} Raise sampling."
+        return f"The chains agree, but their draws are few: {figures} Raise {more}."
     return f"The chains agree: {figures}" if chains > 1 else f"The chain looks settled: {figures}"
 
 

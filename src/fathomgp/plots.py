@@ -275,12 +275,14 @@ def calibration(predictive: Answer, y: Any, levels: Any) -> tuple[np.ndarray, np
     return levels, covered, 1.96 * np.sqrt(levels * (1.0 - levels) / seen.sum())
 
 
-def plot_chains(posterior: Any, x: Any, *, kind: str = "trace", seed: int = 0) -> Any:
+def plot_chains(posterior: Any, x: Any = None, *, kind: str = "trace", seed: int = 0) -> Any:
     """A sampler's chains through ArviZ: the latent function at the rows of ``x``, one panel a row.
 
+    Of STRIDE's particles, which keep only their last places, it shows the log likelihoods.
+
     Args:
-        posterior: the ``posterior_`` of a fit with ``method="sghmc"``.
-        x: a few inputs on the model's own scale (standardised, if an estimator made the fit).
+        posterior: the ``posterior_`` of a fit with ``method="sghmc"`` or ``"stride"``.
+        x: for SGHMC, a few inputs on the model's own scale (standardised, if an estimator made the fit).
         kind: ``"trace"`` (values draw by draw), ``"rank"`` (flat where chains agree) or ``"autocorrelation"``.
         seed: of the noise between the layers.
 
@@ -296,7 +298,11 @@ def plot_chains(posterior: Any, x: Any, *, kind: str = "trace", seed: int = 0) -
     from fathomgp.diagnostics import to_arviz
 
     draw = getattr(arviz_plots, functions[kind])
-    collection = draw(to_arviz(posterior, x, seed=seed), var_names=["f"], backend="matplotlib")
+    tree = to_arviz(posterior, x, seed=seed)
+    wanted = "f" if "f" in tree["posterior"] else "log_likelihood"
+    if wanted not in tree["posterior"]:
+        raise DataError("plot_chains shows the latent function at the rows of x: pass a few inputs as x.")
+    collection = draw(tree, var_names=[wanted], backend="matplotlib")
     figure = collection.viz["figure"].item()
     plt.close(figure)  # pyplot need not remember it: the figure lives on without
     return figure

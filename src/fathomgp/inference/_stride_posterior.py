@@ -38,16 +38,16 @@ class Given(eqx.Module):
 
 
 class Trace(eqx.Module):
-    """The last E step, for diagnostics.
+    """The end of the last E step, for diagnostics: steps whose sizes were frozen, NaN before them.
 
     Attributes:
         log_likelihood: of every particle at every step.
-        acceptance: mean acceptance of every step.
+        acceptance: the probability with which it moved.
         nonfinite: proposals of the whole fit that were rejected because they had no finite likelihood.
     """
 
     log_likelihood: Float[Array, "S T"]
-    acceptance: Float[Array, " T"]
+    acceptance: Float[Array, "S T"]
     nonfinite: Float[Array, ""]
 
 

@@ -556,11 +556,14 @@ def _given(
 
 
 def _ordered(state: STRIDEState) -> Trace:
-    """The ring of the last E step, oldest first."""
-    order = (state.tick + jnp.arange(_TRACE, dtype=jnp.int32)) % _TRACE
+    """The ring of the last E step, oldest first; what was written while step sizes were adapted is blanked."""
+    steps = jnp.arange(_TRACE, dtype=jnp.int32)
+    frozen = (_TRACE - steps <= state.tick - state.horizon)[None]
     own = state.particles
-    accepted = jnp.mean(own.accepted[:, order], axis=0)
-    return Trace(own.log_trace[:, order], accepted, jnp.sum(own.nonfinite).astype(accepted.dtype))
+    log_likelihood, acceptance = (
+        jnp.where(frozen, ring[:, (state.tick + steps) % _TRACE], jnp.nan) for ring in (own.log_trace, own.accepted)
+    )
+    return Trace(log_likelihood, acceptance, jnp.sum(own.nonfinite).astype(acceptance.dtype))
 
 
 def _info(
