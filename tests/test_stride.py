@@ -21,6 +21,7 @@ from fathomgp.inference._mcmc import SAMPLERS
 from fathomgp.inference._stride_exchange import Share, _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import (
     _apply_lower,
+    each_particle,
     fill_up,
     held,
     hidden_values,
@@ -29,6 +30,7 @@ from fathomgp.inference._stride_hidden import (
     top_inputs,
     whitened,
 )
+from fathomgp.inference._stride_start import without_inducing
 from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, way_and_log_likelihood
 from fathomgp.inference.sgpr import collapsed_elbo
 from fathomgp.kernels import RBF
@@ -57,7 +59,7 @@ def problem(rng, rows=25, architecture="composition", depth=2, outputs=1, inputs
         recipe=Recipe(lengthscale=0.8, inner_variance=0.4),
         architecture=architecture,
     )
-    return stride.without_inducing(model), ArraySource(x, y).everything()
+    return without_inducing(model), ArraySource(x, y).everything()
 
 
 def particles(model, batch, rng, count, kind="exact", anchors=None):
@@ -158,6 +160,61 @@ def test_what_the_last_layer_sees_of_some_rows_is_what_it_sees_there_of_all(arch
     view = sight(model, hidden, batch.x, white)
     assert np.allclose(view.everywhere(), inputs, rtol=0.0, atol=1e-9)
     assert np.allclose(view.at_index(some), inputs[:, some], rtol=0.0, atol=1e-9)
+    assert np.allclose(each_particle(model, hidden, batch.x, white, lambda h: h), inputs, rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["raw", "sampled"])
+def test_likelihoods_do_not_depend_on_how_rows_are_blocked(kind, rng, monkeypatch):
+    model, batch = problem(rng, rows=45)
+    batch = dataclasses.replace(batch, observed=batch.observed.at[3:9].set(False))
+    hidden, white, _, _ = particles(model, batch, rng, 4, "aca", range(0, 45, 5))
+    top = COLLAPSED if kind == "raw" else Top("sampled", shared=False)
+    inducing, above = jnp.arange(6, dtype=jnp.int32), jnp.asarray(rng.normal(size=(4, top.num_white(model, 6))))
+    monkeypatch.setattr(_stride_top, "_FEWEST_ROWS", 8)
+
+    def value_and_gradient():  # a new function, so a new trace
+        def total(white):
+            view = sight(model, hidden, batch.x, white)
+            return jnp.sum(log_likelihood(model, top, batch, view, inducing, above, raw=jnp.asarray(kind == "raw")))
+
+        return jax.jit(jax.value_and_grad(total))(white)
+
+    whole = value_and_gradient()
+    monkeypatch.setattr(_stride_top, "_ENTRIES", 6 * 17)
+    for found, expected in zip(value_and_gradient(), whole, strict=True):
+        assert np.allclose(found, expected, rtol=0.0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "blocks"), [(1000, 300, 4), (1009, 300, 4), (63_000, 1048, 63), (600, 599, 2)]
+)
+def test_blocks_are_of_equal_length_where_that_can_be(rows, size, blocks):
+    count = _stride_top._num_blocks(rows, size)
+    assert count == blocks
+    assert -(-rows // count) <= size
+
+
+@pytest.mark.parametrize("kind", ["exact", "aca", "sparse"])
+def test_exchanges_see_the_layers_that_learned_hyperparameters_make(kind, rng, key):
+    """What an exchange promises is what F_V gains, after the bottom layer's kernel has moved too."""
+    x = rng.uniform(-2.0, 2.0, size=(40, 1))
+    model = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=6)
+    source = ArraySource(x, np.sin(3 * x))
+    inference = STRIDE(particles=3, candidates=20, hyper_steps=5, hidden=kind, learning_rate=0.1, shallow_rounds=1)
+    sample, choose = inference.plan(40, None)[:2]
+    batch = source.everything()
+    state = inference.enter(sample, inference.init(model, source, key=key), source, key=key)
+    state = eqx.tree_at(
+        lambda s: s.particles.chains.white, state, jnp.asarray(rng.normal(size=state.particles.chains.white.shape))
+    )
+    step = eqx.filter_jit(lambda state, key: inference.step(choose, state, batch, key=key))
+    for i in range(4):
+        state, _ = step(state, jax.random.fold_in(key, i))
+    value = eqx.filter_jit(
+        lambda inducing: stride._complete_data(state.model, dataclasses.replace(state, inducing=inducing), batch)
+    )
+    new = eqx.filter_jit(lambda: inference._maybe_exchange(state, batch, key))()
+    assert float(new.gain) == pytest.approx(float(value(new.inducing) - value(state.inducing)), abs=1e-5)
 
 
 def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):

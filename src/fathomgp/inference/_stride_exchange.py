@@ -63,7 +63,8 @@ def exchange(
 ) -> Exchanged:
     """One death and one birth, among random candidates or a share of them.
 
-    Particles pass one after the other, candidates and rows in blocks: a core needs O(N M) memory, whatever S and |J|.
+    Particles pass one after the other, candidates and rows in blocks: a core needs O(N M) memory, whatever |J|, and
+    whatever S unless ``each`` holds what all particles see.
 
     Args:
         model: the model.

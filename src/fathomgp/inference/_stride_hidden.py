@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from fathomgp.linalg import inverse_lower, pivoted_cholesky, product, safe_cholesky
 from fathomgp.means import AbstractMean
-from fathomgp.model import DeepGP, Injective
+from fathomgp.model import DeepGP
 
 KINDS = ("exact", "aca", "sparse")
 
@@ -40,12 +40,14 @@ class Hidden(eqx.Module):
     Attributes:
         kind: one of :data:`KINDS`.
         anchors: row numbers of the anchor points.
+        trend: the bottom layer's mean at all data.
         root: from white variables to values of the bottom layer at all data, without the mean: k(X, I) L^-T.
         lift: from values at the anchors to values at all data, by the bottom layer's kernel: k(X, I) k(I, I)^-1.
     """
 
     kind: str = eqx.field(static=True)
     anchors: Int[Array, " R"]
+    trend: Float[Array, "N W"]
     root: Float[Array, "N R"]
     lift: Float[Array, "N R"] | None
 
@@ -66,13 +68,13 @@ class Hidden(eqx.Module):
 
 def prepare_hidden(model: DeepGP, x: Float[Array, "N D"], anchors: Int[Array, " R"], kind: str) -> Hidden:
     """Factorise the bottom layer's covariance."""
-    kernel = model.layers[0].kernel
+    kernel, trend = model.layers[0].kernel, model.layers[0].mean(x)
     lower = safe_cholesky(kernel(x[anchors])).lower
     if kind == "exact":
-        return Hidden(kind, anchors, lower, None)
+        return Hidden(kind, anchors, trend, lower, None)
     inverse = inverse_lower(lower)
     root = product(kernel(x, x[anchors]), inverse.T)
-    return Hidden(kind, anchors, root, root @ inverse if kind == "sparse" else None)
+    return Hidden(kind, anchors, trend, root, root @ inverse if kind == "sparse" else None)
 
 
 def num_white(model: DeepGP, num_anchors: int) -> int:
@@ -94,10 +96,12 @@ def hidden_values(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: 
     """The values of every hidden layer at the sites."""
     parts = white_by_layer(model, len(hidden.anchors), white)
     if hidden.kind == "aca":
-        return _condition(model, parts, x, hidden.root, hidden.anchors)[0]
+        return _condition(model, parts, x, hidden.trend, hidden.root, hidden.anchors)[0]
     sites = hidden.sites(x)
-    bottom = _apply(hidden.lower, parts[0]) if hidden.kind == "sparse" else _apply_lower(hidden.root, parts[0])
-    values = [model.layers[0].mean(sites)[None] + bottom]
+    if hidden.kind == "sparse":
+        values = [hidden.trend[hidden.anchors][None] + _apply(hidden.lower, parts[0])]
+    else:
+        values = [hidden.trend[None] + _apply_lower(hidden.root, parts[0])]
     for level in range(1, model.depth - 1):
         inputs = seen(model, level, sites, values[-1])
         values.append(_means(model, level, inputs) + _factor(model, level, inputs) @ parts[level])
@@ -140,29 +144,39 @@ class Sight(NamedTuple):
 
 def held(inputs: Float[Array, "S N F"]) -> Sight:
     """Inputs that are there already."""
-    return Sight(jnp.swapaxes(inputs, 0, 1), lambda rows: jnp.swapaxes(rows, 0, 1))
+    return Sight(jnp.swapaxes(inputs, 0, 1), _particles_first)
+
+
+def _particles_first(rows: Float[Array, "B S F"]) -> Float[Array, "S B F"]:
+    return jnp.swapaxes(rows, 0, 1)
 
 
 def sight(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], white: Float[Array, "S n"]) -> Sight:
     """What the last layer sees of the particles with these white variables.
 
-    By ACA or at the inducing points, a row follows from the anchors alone, so that S times N values need never be held.
+    By ACA or at the inducing points a row follows from the anchors alone, so that S times N values need never be held
+    (unless an architecture looks at all rows together).
     """
-    if hidden.kind == "exact" or isinstance(model.architecture, Injective):
+    if hidden.kind == "exact" or not model.architecture.by_row:
         return held(top_inputs(model, hidden, x, hidden_values(model, hidden, x, white)))
-    last = model.depth - 2
+    I, last = hidden.anchors, model.depth - 2
     if hidden.kind == "sparse":
-        offset = hidden_values(model, hidden, x, white)[-1] - mean_path(model, x[hidden.anchors])[last][None]
-        values_at = lambda x, lift: mean_path(model, x)[last][None] + _apply(lift, offset)  # noqa: E731
+        trend = hidden.trend if last == 0 else mean_path(model, x)[last]
+        offset = hidden_values(model, hidden, x, white)[-1] - trend[I][None]
+        rows = (x, trend, hidden.lift)
+
+        def values_at(x: Array, trend: Array, lift: Array) -> Float[Array, "S B W"]:
+            return trend[None] + _apply(lift, offset)
+
     else:
-        parts, every = white_by_layer(model, len(hidden.anchors), white), jnp.arange(len(hidden.anchors))
-        given = _condition(model, parts, x[hidden.anchors], hidden.root[hidden.anchors], every)[1]
-        values_at = lambda x, root: _follow(model, parts[0], given, x, root)  # noqa: E731
+        parts = white_by_layer(model, len(I), white)
+        deeper = _condition(model, parts, x[I], hidden.trend[I], hidden.root[I], jnp.arange(len(I)))[1]
+        rows = (x, hidden.trend, hidden.root)
 
-    def inputs_at(rows: tuple[Array, Array]) -> Float[Array, "S B F"]:
-        return seen(model, model.depth - 1, rows[0], values_at(*rows))
+        def values_at(x: Array, trend: Array, root: Array) -> Float[Array, "S B W"]:
+            return _follow(model, parts[0], deeper, x, trend, root)
 
-    return Sight((x, hidden.root if hidden.lift is None else hidden.lift), inputs_at)
+    return Sight(rows, lambda rows: seen(model, model.depth - 1, rows[0], values_at(*rows)))
 
 
 def each_particle(
@@ -172,7 +186,10 @@ def each_particle(
     white: Float[Array, "S n"],
     function: Callable[[Float[Array, "N F"]], PyTree],
 ) -> PyTree[Shaped[Array, "S ..."]]:
-    """``function`` of what the last layer sees of a particle, one particle after the other."""
+    """``function`` of what the last layer sees of a particle, one particle after the other.
+
+    Exact hidden layers are formed for all particles at once, the others for one at a time.
+    """
     if hidden.kind == "exact":  # one product with all of L for all particles
         return jax.lax.map(function, sight(model, hidden, x, white).everywhere())
     return jax.lax.map(lambda own: function(sight(model, hidden, x, own[None]).everywhere()[0]), white)
@@ -261,7 +278,7 @@ def _means(model: DeepGP, level: int, inputs: Float[Array, "S K F"]) -> Float[Ar
     return jax.vmap(model.layers[level].mean)(inputs)
 
 
-class _Given(NamedTuple):
+class _AtAnchors(NamedTuple):
     """A deeper layer given its white variables at the anchors: ``h = m + k(., z) weights``, ``weights = L^-T w``."""
 
     z: Float[Array, "S R F"]
@@ -272,36 +289,40 @@ def _condition(
     model: DeepGP,
     white: list[Float[Array, "S R _"]],
     x: Float[Array, "B D"],
+    trend: Float[Array, "B W"],
     root: Float[Array, "B R"],
     at: Int[Array, " R"],
-) -> tuple[list[Float[Array, "S B _"]], list[_Given]]:
+) -> tuple[list[Float[Array, "S B _"]], list[_AtAnchors]]:
     """Hidden layers by ACA at rows among which ``at`` are the anchors; and the deeper ones given the anchors."""
-    values, conditions = [model.layers[0].mean(x)[None] + _apply(root, white[0])], []
+    values, deeper = [trend[None] + _apply(root, white[0])], []
     for level in range(1, model.depth - 1):
         inputs = seen(model, level, x, values[-1])
         z = jnp.take(inputs, at, axis=1)
         lower = _factor(model, level, z)
         weights = jax.lax.linalg.triangular_solve(lower, white[level], left_side=True, lower=True, transpose_a=True)
-        conditions.append(_Given(z, weights))
-        values.append(_deeper(model, level, conditions[-1], inputs))
-    return values, conditions
+        deeper.append(_AtAnchors(z, weights))
+        values.append(_deeper_values(model, level, deeper[-1], inputs))
+    return values, deeper
 
 
 def _follow(
     model: DeepGP,
     white: Float[Array, "S R W"],
-    conditions: list[_Given],
+    deeper: list[_AtAnchors],
     x: Float[Array, "B D"],
+    trend: Float[Array, "B W"],
     root: Float[Array, "B R"],
-) -> Float[Array, "S B W"]:
+) -> Float[Array, "S B _"]:
     """The last hidden layer by ACA at any rows."""
-    values = model.layers[0].mean(x)[None] + _apply(root, white)
-    for level, given in enumerate(conditions, start=1):
-        values = _deeper(model, level, given, seen(model, level, x, values))
+    values = trend[None] + _apply(root, white)
+    for level, given in enumerate(deeper, start=1):
+        values = _deeper_values(model, level, given, seen(model, level, x, values))
     return values
 
 
-def _deeper(model: DeepGP, level: int, given: _Given, inputs: Float[Array, "S B F"]) -> Float[Array, "S B W"]:
+def _deeper_values(
+    model: DeepGP, level: int, given: _AtAnchors, inputs: Float[Array, "S B F"]
+) -> Float[Array, "S B W"]:
     covariances = jax.vmap(model.layers[level].kernel.gram)(inputs, given.z)
     return _means(model, level, inputs) + covariances @ given.weights
 

@@ -132,7 +132,7 @@ def bound(model: DeepGP, top: Top, batch: Batch, sight: Sight, inducing: Int[Arr
 def sums(
     model: DeepGP, top: Top, batch: Batch, sight: Sight, inducing: Int[Array, " M"]
 ) -> tuple[WhitenedSums, Whitening]:
-    """V V^T and its companions, in blocks so that memory stays O(N M); and the factors of K_mm."""
+    """V V^T and its companions, formed in blocks; and the factors of K_mm."""
     z, factor = _factorise(model, sight, inducing)
     inverse = inverse_lower(factor.lower)
     return _sums_in_blocks(model, top, batch, sight, z, inverse), Whitening(inverse, factor.report)
@@ -219,12 +219,12 @@ def _groups(top: Top, batch: Batch) -> Bool[Array, "G N"]:
 
 
 class _Rows(NamedTuple):
-    """What sums run over, by rows of data; ``seen`` is what :attr:`Sight.rows` holds of them."""
+    """What sums run over, by rows of data; ``sight`` is what :attr:`Sight.rows` holds of them."""
 
     y: Float[Array, "N P"]
     observed: Bool[Array, "N P"]
     in_group: Bool[Array, "N G"]
-    seen: PyTree[Shaped[Array, "N ..."]]
+    sight: PyTree[Shaped[Array, "N ..."]]
 
 
 def _sums_in_blocks(
@@ -251,15 +251,15 @@ def _over_blocks(
 ) -> PyTree:
     """The sum over the data of ``one(rows, h, own)``, for every particle: what it sees there, and what is its own.
 
-    All is done with a block of rows before the next is formed, and done again for gradients: nothing of the size of S
-    times N is ever held (with 63,000 rows, in less than half the time).
+    All is done with a block of rows before the next is formed, and done again for gradients: unless the sight holds it,
+    nothing of the size of S times N is in memory (with 63,000 rows, a move takes less than half the time).
     """
     rows = _Rows(batch.y, batch.observed, _groups(top, batch).T, sight.rows)
     particles, size = _blocks(len(jax.tree.leaves(own)[0]), len(batch.y), num_inducing)
 
     def block(rows: _Rows) -> PyTree:
         each = lambda parts: one(rows, *parts)  # noqa: E731
-        return jax.lax.map(each, (sight.at(rows.seen), own), batch_size=particles)
+        return jax.lax.map(each, (sight.at(rows.sight), own), batch_size=particles)
 
     if size == len(batch.y):
         return block(rows)
@@ -268,10 +268,18 @@ def _over_blocks(
     def add(total: PyTree, rows: _Rows) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, block(rows)), None
 
-    blocks = jax.tree.map(lambda leaf: _in_blocks(leaf, -(-len(leaf) // size)), rows)
+    count = _num_blocks(len(batch.y), size)
+    blocks = jax.tree.map(lambda leaf: _in_blocks(leaf, count), rows)
     shapes = jax.eval_shape(lambda: block(jax.tree.map(lambda leaf: leaf[0], blocks)))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add, zero, blocks)[0]
+
+
+def _num_blocks(num_rows: int, size: int) -> int:
+    """Blocks of at most ``size`` rows; of equal length if that can be, for filling up the last one copies all."""
+    fewest = -(-num_rows // size)
+    equal = (count for count in range(fewest, num_rows // _FEWEST_ROWS + 1) if num_rows % count == 0)
+    return next(equal, fewest)
 
 
 def _in_blocks(rows: Array, count: int) -> Array:

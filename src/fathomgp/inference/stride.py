@@ -60,7 +60,7 @@ from fathomgp.inference._stride_top import Top, bound, condition_top, log_likeli
 from fathomgp.inference.exact import noise_is_shared
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_cholesky
-from fathomgp.model import DeepGP, Injective
+from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, partition
 
 #: Steps of the last E step that are remembered for diagnostics.
@@ -325,7 +325,10 @@ class STRIDE(AbstractInference):
         below = _parts(state, state.particles.chains.white)[0]
 
         def swap(inducing: Int[Array, " M"]) -> Exchanged:
-            each = functools.partial(each_particle, model, state.hidden, batch.x, below)
+            hidden = state.hidden
+            if self.hyper_steps > 0:  # the factor follows the kernel
+                hidden = prepare_hidden(model, batch.x, hidden.anchors, hidden.kind)
+            each = functools.partial(each_particle, model, hidden, batch.x, below)
             return exchange(model, state.top, batch, each, inducing, count, key=key, share=state.share)
 
         def keep(inducing: Int[Array, " M"]) -> Exchanged:
@@ -519,7 +522,7 @@ def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDE
     values = hidden_values(model, hidden, x, below)
     top, report = condition_top(model, state.top, batch, sight(model, hidden, x, below), state.inducing, above)
     knots = None
-    if isinstance(model.architecture, Injective):
+    if not model.architecture.by_row:
         knots = (x, tuple(at_data(model, hidden, x, h, level) for level, h in enumerate(values)))
     return STRIDEPosterior(
         model=model,

@@ -11,6 +11,7 @@ is centred on it.
 
 import abc
 import difflib
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -27,7 +28,13 @@ Knots = tuple[Float[Array, "K D"], Float[Array, "K E"]]
 
 
 class AbstractArchitecture(eqx.Module):
-    """How layers are joined."""
+    """How layers are joined.
+
+    Attributes:
+        by_row: whether a row of :meth:`inputs` follows from that row of ``x`` and ``h`` alone, whatever the knots.
+    """
+
+    by_row: ClassVar[bool] = True
 
     @abc.abstractmethod
     def inputs(self, x: Float[Array, "N D"], h: Float[Array, "N E"], knots: Knots) -> Float[Array, "N F"]:
@@ -143,6 +150,8 @@ class Injective(_AbstractScalar):
     Attributes:
         smallest: bounds the slope of g from below, so the map cannot fold (mode collapse) nor stand still.
     """
+
+    by_row: ClassVar[bool] = False
 
     smallest: float = eqx.field(static=True, default=0.3)
 
