@@ -214,7 +214,10 @@ def test_exchanges_see_the_layers_that_learned_hyperparameters_make(kind, rng, k
         lambda inducing: stride._complete_data(state.model, dataclasses.replace(state, inducing=inducing), batch)
     )
     new = eqx.filter_jit(lambda: inference._maybe_exchange(state, batch, key))()
-    assert float(new.gain) == pytest.approx(float(value(new.inducing) - value(state.inducing)), abs=1e-5)
+    now = float(value(state.inducing))
+    assert float(new.gain) == pytest.approx(float(value(new.inducing)) - now, abs=1e-5)
+    noise, padding = float(state.model.likelihood.variance.value), np.sum(np.asarray(batch.weight) == 0)
+    assert float(new.before) + 0.5 * np.log(2 * np.pi * noise) * padding == pytest.approx(now, abs=1e-5)
 
 
 def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):
