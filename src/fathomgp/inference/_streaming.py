@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.data import Batch
+from fathomgp.linalg import sum_blocks
 from fathomgp.model import Conditional, DeepGP, Layer, moments
 
 #: Rows that stream through the layers at a time, when a layer's products are small; see :func:`rows_a_block`.
@@ -29,38 +30,23 @@ def stream_sum(function: Callable[[Rows, Any], Any], batch: Batch, noise: Any = 
     Memory is one block's, whatever the batch, when ``function`` returns sums: a value and its gradients, for instance.
     ``noise`` holds arrays with a row for every row of the batch, ``block`` is the number of rows at a time.
     """
-    parts = ((batch.x, batch.y, batch.observed, batch.weight), noise)
-    if batch.mesh is None:
-        return _sum_blocks(function, parts, block or BLOCK)
+
+    def in_blocks(parts: tuple[Rows, Any]) -> Any:
+        count = max(1, round(len(parts[0][0]) / (block or BLOCK)))
+        return sum_blocks(lambda parts: function(*parts), parts, count)
 
     def on_one_device(parts: tuple[Rows, Any]) -> Any:
         # Every device sums what it holds first, so that they meet once a step and not once a block.
-        return jax.lax.psum(_sum_blocks(function, parts, block or BLOCK), "rows")
+        return jax.lax.psum(in_blocks(parts), "rows")
+
+    parts = ((batch.x, batch.y, batch.observed, batch.weight), noise)
+    if batch.mesh is None:
+        return in_blocks(parts)
 
     spread = jax.shard_map(
         on_one_device, mesh=batch.mesh, in_specs=PartitionSpec("rows"), out_specs=PartitionSpec(), check_vma=False
     )
     return spread(parts)
-
-
-def _sum_blocks(function: Callable[[Rows, Any], Any], parts: tuple[Rows, Any], block: int) -> Any:
-    size = len(parts[0][0])
-    blocks = max(1, round(size / block))
-    if blocks == 1:
-        return function(*parts)
-    length = -(-size // blocks)
-
-    def split(part: Array) -> Array:
-        padded = jnp.pad(part, ((0, blocks * length - size),) + ((0, 0),) * (part.ndim - 1))
-        return padded.reshape(blocks, length, *part.shape[1:])
-
-    def add(total: Any, parts: tuple[Rows, Any]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, function(*parts)), None
-
-    stacked = jax.tree.map(split, parts)
-    shapes = jax.eval_shape(function, *jax.tree.map(lambda leaf: leaf[0], stacked))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(add, zero, stacked)[0]
 
 
 def rows_a_block(conditionals: Sequence[Conditional], num_samples: int = 1) -> int:

@@ -27,6 +27,7 @@ from fathomgp.linalg import (
     logdet_lower,
     product,
     safe_cholesky,
+    sum_blocks,
 )
 from fathomgp.model import DeepGP, Layer
 
@@ -261,18 +262,7 @@ def _over_blocks(
         each = lambda parts: one(rows, *parts)  # noqa: E731
         return jax.lax.map(each, (sight.at(rows.sight), own), batch_size=particles)
 
-    if size == len(batch.y):
-        return block(rows)
-
-    @jax.checkpoint
-    def add(total: PyTree, rows: _Rows) -> tuple[PyTree, None]:
-        return jax.tree.map(jnp.add, total, block(rows)), None
-
-    count = _num_blocks(len(batch.y), size)
-    blocks = jax.tree.map(lambda leaf: _in_blocks(leaf, count), rows)
-    shapes = jax.eval_shape(lambda: block(jax.tree.map(lambda leaf: leaf[0], blocks)))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(add, zero, blocks)[0]
+    return sum_blocks(block, rows, _num_blocks(len(batch.y), size), recompute=True)
 
 
 def _num_blocks(num_rows: int, size: int) -> int:
@@ -280,13 +270,6 @@ def _num_blocks(num_rows: int, size: int) -> int:
     fewest = -(-num_rows // size)
     equal = (count for count in range(fewest, num_rows // _FEWEST_ROWS + 1) if num_rows % count == 0)
     return next(equal, fewest)
-
-
-def _in_blocks(rows: Array, count: int) -> Array:
-    """``count`` blocks of equal length; rows that fill up the last one are observed by no group."""
-    size = -(-len(rows) // count)
-    padded = jnp.pad(rows, [(0, count * size - len(rows))] + [(0, 0)] * (rows.ndim - 1))
-    return padded.reshape(count, size, *rows.shape[1:])
 
 
 def _sums(

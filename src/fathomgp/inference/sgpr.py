@@ -38,6 +38,7 @@ from fathomgp.linalg import (
     logdet_lower,
     safe_cholesky,
     sparse_bound,
+    sum_blocks,
 )
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, condition_on, prepare, project
 from fathomgp.parameters import real
@@ -196,23 +197,12 @@ class Summary(eqx.Module):
 
 def summarise(layer: Layer, whitener: Whitener, batch: Batch, *, shared: bool) -> Summary:
     """Sum over the data, block by block, so that memory does not grow with N; blocks are recomputed for gradients."""
-    rows = len(batch.x)
-    if rows <= _BLOCK:
-        return _summarise_block(layer, whitener, batch.x, batch.y, batch.observed, shared)
-    blocks = -(-rows // _BLOCK)
 
-    def split(array: Array) -> Array:
-        padding = ((0, blocks * _BLOCK - rows), (0, 0))
-        return jnp.pad(array, padding).reshape(blocks, _BLOCK, array.shape[1])
+    def of_block(rows: tuple[Array, Array, Array]) -> Summary:
+        return _summarise_block(layer, whitener, *rows, shared)
 
-    @jax.checkpoint
-    def add(total: Summary, block: tuple[Array, Array, Array]) -> tuple[Summary, None]:
-        return jax.tree.map(jnp.add, total, _summarise_block(layer, whitener, *block, shared)), None
-
-    data = (split(batch.x), split(batch.y), split(batch.observed))
-    shapes = jax.eval_shape(lambda: _summarise_block(layer, whitener, data[0][0], data[1][0], data[2][0], shared))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.scan(add, zero, data)[0]
+    blocks = -(-len(batch.x) // _BLOCK)
+    return sum_blocks(of_block, (batch.x, batch.y, batch.observed), blocks, recompute=True)
 
 
 def greedy_inducing(

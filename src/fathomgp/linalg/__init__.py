@@ -1,9 +1,11 @@
 """Linear algebra: the only room that factorises.
 
 Safe Cholesky factors with one jitter policy, explicit inverses, the marginal likelihood of an exact GP, low rank plus
-diagonal (Woodbury), pivoted Cholesky (ACA), and birth and death scores of the collapsed sparse bound.
+diagonal (Woodbury), pivoted Cholesky (ACA), birth and death scores of the collapsed sparse bound, and sums over
+blocks of rows.
 """
 
+from fathomgp.linalg._blocks import sum_blocks as sum_blocks
 from fathomgp.linalg._cholesky import Factor as Factor
 from fathomgp.linalg._cholesky import JitterPolicy as JitterPolicy
 from fathomgp.linalg._cholesky import JitterReport as JitterReport
