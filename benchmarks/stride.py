@@ -318,24 +318,30 @@ def principal_components(images, count):
 
 
 def picture(rows, score, name):
-    """Like figures 4 and 5: means and two standard deviations over the folds, a panel a dataset."""
+    """Like figures 4 and 5: means and two standard deviations over the folds, a panel a dataset, a colour a method."""
     from matplotlib.figure import Figure
 
-    panels = list(dict.fromkeys(row["dataset"] for row in rows))
+    order = lambda row: (int(row["depth"]), COLUMNS.index(row["method"]), row["target"] == "bound")  # noqa: E731
+    panels, rows = list(dict.fromkeys(row["dataset"] for row in rows)), sorted(rows, key=order)
+    colours = {label: f"C{number}" for number, label in enumerate(dict.fromkeys(map(label_of, rows)))}
     figure = Figure(figsize=(4.0 * len(panels), 3.8), layout="constrained")
     for ax, dataset in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
         groups = {}
-        for row in sorted(rows, key=lambda row: (int(row["depth"]), COLUMNS.index(row["method"]), row["target"])):
+        for row in rows:
             if row["dataset"] == dataset:
-                label = row["method"] + (f", {row['depth']} layers" if int(row["depth"]) > 2 else "")
-                label += (", F_V" if row["target"] == "bound" else "") + (" ARD" if int(row["ard"]) else "")
-                groups.setdefault(label, []).append(float(row[score]))
-        for place, scores in enumerate(groups.values()):
-            ax.errorbar([place], [np.mean(scores)], [2 * np.std(scores)], fmt="o", capsize=3)
+                groups.setdefault(label_of(row), []).append(float(row[score]))
+        for place, (label, scores) in enumerate(groups.items()):
+            ax.errorbar([place], [np.mean(scores)], [2 * np.std(scores)], fmt="o", capsize=3, color=colours[label])
         ax.set_xticks(range(len(groups)), groups, rotation=60, ha="right")
         ax.set(title=dataset, ylabel=score.upper())
         ax.grid(axis="y", alpha=0.3)
     figure.savefig(RESULTS / name, dpi=120)
+
+
+def label_of(row):
+    """What a row's method is called in a picture."""
+    layers = f", {row['depth']} layers" if int(row["depth"]) > 2 else ""
+    return row["method"] + layers + (", F_V" if row["target"] == "bound" else "") + (" ARD" if int(row["ard"]) else "")
 
 
 def main():
