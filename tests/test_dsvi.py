@@ -424,6 +424,11 @@ def test_one_layer_is_fitted_by_its_shallow_start(rng, key):
     fit = functools.partial(fit_model, model=model, source=source, key=key, verbose=False)
     start, longer = fit(DSVI()), fit(DSVI(steps=200))
     assert len(start.history["objective"]) == 1
+    assert "on all 80 rows has found the best bound, so DSVI takes no steps" in start.messages[0]
+    part = fit(DSVI(start_rows=50))  # the start has not seen everything
+    assert part.messages == ("One layer starts from sparse GP regression on 50 rows and takes 500 steps from there.",)
+    assert len(part.history["objective"]) == 500
+    assert longer.messages == ()
     assert len(longer.history["objective"]) == 200
     assert start.history["objective"][0] < longer.history["objective"][-1] + 1e-3
     assert len(fit(DSVI(), max_iter=1000).history["objective"]) == 1000  # asked for, though it is the usual number

@@ -6,12 +6,14 @@ import sys
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import toy
 from fathomgp.errors import FitWarning, ModelFileError, NonFiniteError
 from fathomgp.fitting import Checkpointing, EarlyStopping, _loop, fit_model
+from fathomgp.inference._base import slot_of
 
 
 def run(key, inference=None, **settings):
@@ -29,6 +31,30 @@ def test_history_has_an_entry_a_step(key):
     assert result.history["phase"].tolist() == [0] * 40 + [1] * 40
     assert np.all(result.history["rows"] == 4.0)
     assert result.messages == ()
+
+
+@pytest.mark.parametrize(("steps", "slots"), [(10, 3), (12, 4), (3, 7), (1, 1), (1000, 200)])
+def test_every_slot_has_its_share_of_the_steps(steps, slots):
+    found = [int(slot_of(jnp.asarray(step, jnp.int32), steps, slots)) for step in range(steps + 1)]
+    assert found[0] == 0
+    assert found[-1] == min(steps, slots)
+    shares = np.bincount(found[:-1])
+    assert shares.max() - shares.min() <= 1
+    assert sorted(found) == found
+
+
+def test_slots_are_found_where_their_product_with_steps_leaves_32_bits():
+    step = jnp.asarray(29_999, jnp.int32)
+    assert int(slot_of(step, 30_000, 100_000)) == 29_999
+    assert int(slot_of(step * 70_000, 30_000 * 70_000, 100_000)) == 99_996
+
+
+def test_messages_begin_with_what_was_left_to_the_algorithm(key):
+    class Chatty(toy.Walk):
+        def remarks(self, model, data, plan):
+            return (f"{data.num_data} rows, {len(plan)} phases.",)
+
+    assert run(key, Chatty(phases=1)).messages == ("10 rows, 1 phases.",)
 
 
 def test_max_iter_is_the_number_of_steps(key):

@@ -565,12 +565,28 @@ def test_other_likelihoods_sample_the_last_layer_too(rng, key):
         ({"hidden": "dense"}, "hidden='dense' is unknown: choose one of 'exact', 'aca', 'sparse'"),
         ({"sampler": "nuts"}, "sampler='nuts' is unknown"),
         ({"step_size": 1.5}, "step_size must lie between 0 and 1"),
+        ({"start_rows": 0}, "start_rows must be 'auto' or a whole number of at least 1, but it is 0"),
         ({"standard": True, "hidden": "sparse"}, "no inducing points to sample hidden layers at"),
     ],
 )
 def test_settings_are_checked(settings, message):
     with pytest.raises(SettingError, match=message):
         STRIDE(**settings)
+
+
+def test_the_rows_of_the_start_are_a_setting_and_are_told(curve, key):
+    x, y = curve
+    source, model = ArraySource(x, y[:, None]), build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=10)
+    for rows, used in ((20, 20), (5, 10)):
+        method = STRIDE(start_rows=rows)
+        expected = (
+            f"Hyperparameters start from sparse GP regression on {used} of the 60 rows: start_rows sets how many."
+        )
+        assert method.remarks(model, source, method.plan(60, None)) == (expected,)
+    assert STRIDE().remarks(model, source, ()) == ()
+    few = STRIDE(start_rows=20).init(model, source, key=key)
+    everything = STRIDE(start_rows=60).init(model, source, key=key)
+    assert float(few.model.likelihood.variance.value) != float(everything.model.likelihood.variance.value)
 
 
 def test_requests_that_make_no_sense(curve, rng):

@@ -62,8 +62,8 @@ class _DeepGPEstimator(BaseEstimator):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fitted = self._run_fit(X, targets, likelihood)
-        messages = [str(warning.message) for warning in caught]
-        for name, value in {**fitted, "messages_": messages}.items():
+        told = [*fitted["messages_"], *(str(warning.message) for warning in caught)]
+        for name, value in {**fitted, "messages_": list(dict.fromkeys(told))}.items():
             setattr(self, name, value)
         for warning in caught:
             warnings.warn(warning.message, warning.category, stacklevel=4)
@@ -116,6 +116,7 @@ class _DeepGPEstimator(BaseEstimator):
         return {
             "posterior_": result.posterior,
             "history_": result.history | self._judge_chains(result.posterior, data.sample[:_JUDGED_ROWS]),
+            "messages_": list(result.messages),
             "fit_seconds_": result.seconds,
             "n_iter_": max(1, len(result.history.get("step", ()))),
             "target_names_": data.target_names,

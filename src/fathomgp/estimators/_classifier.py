@@ -51,7 +51,7 @@ class DeepGPClassifier(ClassifierMixin, LearnsOn, _DeepGPEstimator):
         posterior_: what was learned, on standardised inputs.
         model_: the fitted model.
         history_: one array a figure (objective, jitter, ...), one entry a step.
-        messages_: the warnings of the fit, as sentences.
+        messages_: the warnings of the fit, and what settings left to the method came to, as sentences.
         n_iter_: the number of steps.
         n_features_in_: the number of inputs.
         feature_names_in_: their names, when X had any.

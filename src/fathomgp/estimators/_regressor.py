@@ -48,7 +48,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         model_: the fitted model.
         history_: one array a figure (objective, jitter, ...), one entry a step; of methods that sample also ``r_hat``,
             ``ess`` and a ``verdict`` in words.
-        messages_: the warnings of the fit, as sentences.
+        messages_: the warnings of the fit, and what settings left to the method came to, as sentences.
         n_iter_: the number of steps.
         n_features_in_: the number of inputs.
         feature_names_in_: their names, when X had any.

@@ -54,7 +54,7 @@ class FitResult:
     Attributes:
         posterior: what was learned.
         history: one array a figure, one entry a step: step, phase, objective, ok, jitter, and the algorithm's own.
-        messages: sentences about anything unusual.
+        messages: sentences about anything unusual, and about what settings left to the algorithm came to.
         seconds: wall-clock time, compilation included.
     """
 
@@ -123,7 +123,7 @@ class _Run:
         self.began = time.monotonic()
         self.position, self.guard = Position(), new_guard()
         self.history: dict[str, list[np.ndarray]] = {}
-        self.messages: list[str] = []
+        self.messages: list[str] = list(inference.remarks(model, source, self.plan))
         self.placement: OneDevice | ManyDevices = OneDevice()
         self.later: threading.Thread | None = None
         ahead = self._compile_ahead(model)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from fathomgp.data import AbstractSource, Batch
+from fathomgp.errors import SettingError
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.model import DeepGP
 from fathomgp.predictive import Mixture, Predictive
@@ -42,6 +43,15 @@ def run_seldom(function: Callable[..., Any]) -> Callable[..., Any]:
         return (quick if rows <= _FEW_ROWS else best)(*arguments)
 
     return call
+
+
+def rows_or_auto(name: str, value: int | str, auto: int) -> int:
+    """A number of rows that may be left to the algorithm: ``"auto"`` is ``auto``."""
+    if value == "auto":
+        return auto
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SettingError(f"{name} must be 'auto' or a whole number of at least 1, but it is {value!r}.")
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +101,17 @@ class Buffer(eqx.Module):
 def empty_buffer(values: PyTree, slots: int) -> Buffer:
     """A buffer for so many entries like ``values``."""
     return Buffer(jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), values))
+
+
+def slot_of(step: Int[Array, ""], steps: Int[Array, ""] | int, slots: int) -> Int[Array, ""]:
+    """The slot of a step where every slot has its share of the steps: also how many are full when it begins.
+
+    The first slots have a step more where they cannot be equal. No number is larger than ``steps``: ``step * slots``
+    leaves 32 bits with 20,000 steps and 110,000 slots.
+    """
+    share, rest = jnp.asarray(steps, step.dtype) // slots, jnp.asarray(steps, step.dtype) % slots
+    longer = rest * (share + 1)
+    return jnp.where(step < longer, step // (share + 1), rest + (step - longer) // jnp.maximum(share, 1))
 
 
 class AbstractInfo(eqx.Module):
@@ -178,6 +199,10 @@ class AbstractInference(eqx.Module):
     @abc.abstractmethod
     def back_off(self, state: Any) -> Any:
         """A more careful state, asked for after several failed steps in a row: a smaller step size, for instance."""
+
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """Sentences about what settings left to the algorithm came to: a fit's messages begin with them."""
+        return ()
 
     def split(self, phase: Phase, state: Any, at_most: int) -> tuple[Any, ...]:
         """States of equal shapes, at most so many, that can be stepped without one another until they are joined.

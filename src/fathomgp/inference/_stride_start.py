@@ -18,8 +18,7 @@ from fathomgp.means import AbstractMean, Zero
 from fathomgp.model import DeepGP, Layer
 from fathomgp.parameters import real
 
-#: Rows that the start looks at, and its L-BFGS steps a round, at the most.
-_ROWS = 10_000
+#: L-BFGS steps of a round, at the most.
 _STEPS = 500
 
 
@@ -31,6 +30,7 @@ def shallow_start(
     num_inducing: int,
     num_data: int,
     *,
+    num_rows: int,
     rounds: int,
     candidates: int,
     key: PRNGKeyArray,
@@ -44,6 +44,7 @@ def shallow_start(
         start: what the last layer sees where it is stationary.
         num_inducing: M.
         num_data: the number of rows that are not padding.
+        num_rows: rows to look at, at the most.
         rounds: how often inducing points and hyperparameters alternate.
         candidates: data points looked at for each birth.
         key: for the candidates, and for the rows where there are many.
@@ -52,8 +53,8 @@ def shallow_start(
         The fitted model, and the row numbers of the inducing points.
     """
     rows = jnp.arange(len(start), dtype=jnp.int32)
-    if num_data > _ROWS:
-        rows = jnp.sort(jax.random.permutation(key, num_data)[:_ROWS].astype(jnp.int32))
+    if num_data > num_rows:
+        rows = jnp.sort(jax.random.permutation(key, num_data)[:num_rows].astype(jnp.int32))
     part = Batch(
         start[rows],
         batch.y[rows],

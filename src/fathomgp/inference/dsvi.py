@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import RUN_ONCE, AbstractInfo, Phase
+from fathomgp.inference._base import RUN_ONCE, AbstractInfo, Phase, rows_or_auto
 from fathomgp.inference._descent import AbstractDescent, DescentState, longer, lower_roots, natural_size
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
@@ -65,7 +65,7 @@ from fathomgp.parameters import all_finite, cast, partition, real
 #: q(v) of a layer.
 Q = Whitened | Informed
 
-#: Rows and L-BFGS steps of the shallow start, at the most.
+#: Rows and L-BFGS steps of the shallow start, at the most, unless a setting says otherwise.
 _START_ROWS = 2000
 _START_STEPS = 300
 #: L-BFGS steps where the model has one layer: the start is then the whole fit, if it has seen all rows.
@@ -89,8 +89,8 @@ class DSVI(AbstractDescent):
 
     Attributes:
         steps: how many; ``None``: 1,000 where data fill up to ten batches, else 150 for each batch, up to 6,000. One
-            layer with a shallow start takes half of them, and none if there are at most 2,000 rows: the start has then
-            found the best bound.
+            layer with a shallow start takes half of them, and none if the start has seen all rows: it has then found
+            the best bound.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it is reached within a hundred steps, and falls to a tenth along a cosine over the last
             half of all steps.
@@ -101,6 +101,7 @@ class DSVI(AbstractDescent):
         test_samples: sample paths a prediction: components of the answer.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only), so that
             the deep model begins where the shallow one ends.
+        start_rows: rows that the shallow start looks at, at the most; ``"auto"`` is 2,000.
         inner_root: standard deviation of the inner layers' q at the start (that of the noise where a noisy observation
             informs q: the same when it is small), in units of the prior's. At 1 the inner layers are noise that
             training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
@@ -115,11 +116,13 @@ class DSVI(AbstractDescent):
     num_samples: int = eqx.field(static=True, default=1)
     test_samples: int = eqx.field(static=True, default=100)
     shallow_start: bool = eqx.field(static=True, default=True)
+    start_rows: int | str = eqx.field(static=True, default="auto")
     inner_root: float = eqx.field(static=True, default=0.01)
     decay: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
         self._check("num_samples", "test_samples")
+        self._num_start_rows()
 
     def usual_steps(self, batches: int) -> int:
         """How many steps data that fill so many batches need.
@@ -133,7 +136,7 @@ class DSVI(AbstractDescent):
         prior = initial_q(model, inner_root=self.inner_root)
         inner, last = _inform(model.layers[:-1], prior[:-1]), prior[-1:]
         if self.shallow_start and isinstance(model.likelihood, Gaussian):
-            model, fitted = shallow_start(model, data, key=key)
+            model, fitted = shallow_start(model, data, key=key, rows=self._num_start_rows())
             last = (fitted,)
         elif self.natural == 0.0:
             last = _inform(model.layers[-1:], last)
@@ -169,8 +172,23 @@ class DSVI(AbstractDescent):
         """Tell the schedule how many steps there will be: fewer where the shallow start is most of the fit."""
         steps = phase.steps
         if phase.usual and self._starts_close(state.model):
-            steps = 0 if data.num_data <= _START_ROWS else steps // 2
+            steps = 0 if data.num_data <= self._num_start_rows() else steps // 2
         return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(steps, jnp.int32))
+
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """What one layer leaves to the shallow start."""
+        if not (plan[0].usual and self._starts_close(model)):
+            return ()
+        if data.num_data > self._num_start_rows():
+            steps, rows = plan[0].steps // 2, self._num_start_rows()
+            return (f"One layer starts from sparse GP regression on {rows} rows and takes {steps} steps from there.",)
+        return (
+            f"One layer with Gaussian noise: sparse GP regression on all {data.num_data} rows has found the best "
+            "bound, so DSVI takes no steps of its own. Set steps, or shallow_start=False, for stochastic steps.",
+        )
+
+    def _num_start_rows(self) -> int:
+        return rows_or_auto("start_rows", self.start_rows, _START_ROWS)
 
     def _starts_close(self, model: DeepGP) -> bool:
         """Whether the shallow start is the same model's optimum on the rows that it has seen; not so in float32."""
@@ -350,7 +368,7 @@ def inputs_at_means(model: DeepGP, x: Float[Array, "N D"]) -> Float[Array, "N F"
 
 
 def shallow_start(
-    model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray, fit_means: bool = True
+    model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray, fit_means: bool = True, rows: int = _START_ROWS
 ) -> tuple[DeepGP, Whitened]:
     """Fit the last layer alone, as a collapsed sparse GP on what the inner layers' means make of the inputs.
 
@@ -358,10 +376,10 @@ def shallow_start(
     learned, it is fitted too. Returns the model with that last layer and noise, and the layer's optimal q: the deep
     model then starts from the shallow one's solution instead of having to find it again.
     """
-    subset = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+    subset = data.subset(rows, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
     dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
     x, y, observed = (jnp.asarray(part) for part in subset)
-    effort = (_ALONE_STEPS, 1e-6) if model.depth == 1 and data.num_data <= _START_ROWS else (_START_STEPS, 1e-5)
+    effort = (_ALONE_STEPS, 1e-6) if model.depth == 1 and data.num_data <= rows else (_START_STEPS, 1e-5)
     return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed, fit_means, effort)
 
 

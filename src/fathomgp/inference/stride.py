@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase, run_seldom
+from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase, rows_or_auto, run_seldom
 from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted, chain_keys
 from fathomgp.inference._stride_exchange import Exchanged, Share, exchange
 from fathomgp.inference._stride_hidden import (
@@ -63,6 +63,8 @@ from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_chol
 from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, partition
 
+#: Rows that the shallow start looks at, at the most, unless a setting says otherwise.
+_START_ROWS = 10_000
 #: Steps of the last E step that are remembered for diagnostics.
 _TRACE = 256
 
@@ -154,6 +156,8 @@ class STRIDE(AbstractInference):
         learning_rate: of these steps (Adam).
         shallow_rounds: how often the shallow start alternates between inducing points and hyperparameters; 0 keeps
             the model's own hyperparameters.
+        start_rows: rows that the shallow start looks at, at the most; ``"auto"`` is 10,000, or as many as there are to
+            be inducing points.
     """
 
     particles: int = eqx.field(static=True, default=24)
@@ -171,6 +175,7 @@ class STRIDE(AbstractInference):
     hyper_steps: int = eqx.field(static=True, default=0)
     learning_rate: float = eqx.field(static=True, default=0.02)
     shallow_rounds: int = eqx.field(static=True, default=3)
+    start_rows: int | str = eqx.field(static=True, default="auto")
 
     def __check_init__(self):
         for name in ("particles", "rounds", "moves", "candidates"):
@@ -179,6 +184,7 @@ class STRIDE(AbstractInference):
         for name in ("exchanges", "hyper_steps", "shallow_rounds"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} must be at least 0, but it is {getattr(self, name)}.")
+        self._num_start_rows(1)
         _choose("hidden", self.hidden, KINDS)
         _choose("sampler", self.sampler, tuple(SAMPLERS))
         _choose("target", self.target, ("bound", "evidence"))
@@ -204,6 +210,7 @@ class STRIDE(AbstractInference):
                 start,
                 num_inducing,
                 data.num_data,
+                num_rows=self._num_start_rows(num_inducing),
                 rounds=self.shallow_rounds,
                 candidates=self.candidates,
                 key=key,
@@ -211,6 +218,16 @@ class STRIDE(AbstractInference):
         else:
             inducing = pivots(model, start[None], batch.weight, num_inducing)
         return _first_state(self, model, top, batch, path, inducing)
+
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """How many rows hyperparameters are learned from, where these are not all."""
+        rows = self._num_start_rows(_num_inducing(model, data.num_data))
+        if self.shallow_rounds == 0 or not isinstance(model.likelihood, Gaussian) or data.num_data <= rows:
+            return ()
+        return (
+            f"Hyperparameters start from sparse GP regression on {rows} of the {data.num_data} rows: "
+            "start_rows sets how many.",
+        )
 
     def sketch(self, model: DeepGP, data: AbstractSource) -> STRIDEState | None:
         """The start without sparse GP regression, at the first rows."""
@@ -374,6 +391,9 @@ class STRIDE(AbstractInference):
         if self.standard and not shared:
             raise SettingError("standard=True needs all outputs in the same rows, with one noise variance.")
         return Top("standard" if self.standard else "collapsed", shared, self.target == "bound")
+
+    def _num_start_rows(self, num_inducing: int) -> int:
+        return max(rows_or_auto("start_rows", self.start_rows, _START_ROWS), num_inducing)
 
     def _num_anchors(self, num_data: int, num_inducing: int) -> int | None:
         """R, or ``None`` for all rows."""

@@ -65,7 +65,7 @@ def fit_report(
         predictive: the answer at the held-out rows.
         feature_names: the input columns, in order.
         lengthscales: one for each input, of the first layer, in units of the scaled inputs.
-        messages: warnings of the fit, one sentence each.
+        messages: warnings and remarks of the fit, one sentence each.
         model_path: where the model was saved, for the lines that load it.
         labels: whether the model predicts labels instead of numbers.
     """
