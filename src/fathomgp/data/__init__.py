@@ -2,6 +2,9 @@
 
 from fathomgp.data._collider import COLLIDER_INPUTS as COLLIDER_INPUTS
 from fathomgp.data._collider import best_collider_auc as best_collider_auc
+from fathomgp.data._computer_codes import COMPUTER_CODES as COMPUTER_CODES
+from fathomgp.data._computer_codes import computer_runs as computer_runs
+from fathomgp.data._computer_codes import nearly_noiseless as nearly_noiseless
 from fathomgp.data._convert import convert_csv as convert_csv
 from fathomgp.data._generate import GENERATORS as GENERATORS
 from fathomgp.data._generate import generate_table as generate_table
