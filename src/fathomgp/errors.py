@@ -33,6 +33,10 @@ class LostProcessError(FathomError, RuntimeError):
     """Another process of a distributed fit has gone."""
 
 
+class ForkedProcessError(FathomError, RuntimeError):
+    """This process was forked from one that had used JAX, whose threads it lacks."""
+
+
 class FathomWarning(UserWarning):
     """Base of every warning that fathomgp gives."""
 

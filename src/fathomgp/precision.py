@@ -6,11 +6,14 @@ layers, algorithms or posteriors directly chooses the precision with ``jax.enabl
 """
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+from fathomgp.errors import ForkedProcessError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,10 +26,26 @@ def double_precision(function: F) -> F:
 
     @functools.wraps(function)
     def scoped(*args, **kwargs):
+        refuse_forked()
         with jax.enable_x64(True):
             return function(*args, **kwargs)
 
     return scoped  # type: ignore[return-value]
+
+
+#: The process that first used JAX through fathomgp.
+_first_process: list[int] = []
+
+
+def refuse_forked() -> None:
+    """Raise in a process that was forked from one that had used JAX: it lacks JAX's threads and would wait for ever."""
+    if not _first_process:
+        _first_process.append(os.getpid())
+    if _first_process[0] != os.getpid():
+        raise ForkedProcessError(
+            f"Process {os.getpid()} was forked from one that had used JAX, and would wait for JAX's threads for ever: "
+            "start processes with multiprocessing.get_context('spawn') or 'forkserver', or with joblib's loky."
+        )
 
 
 def default_float() -> jnp.dtype:

@@ -7,7 +7,6 @@ imported for that: an object of theirs can only arrive when they are already loa
 import difflib
 import pathlib
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from fathomgp.errors import DataError, DataWarning, SettingError
+from fathomgp.notices import tell
 
 _NUMBERS = "biuf"  # NumPy's kinds: bool, integer, unsigned, float
 
@@ -339,7 +339,7 @@ def _check_observed(
             raise DataError(f"{table.label(j)} has no measured value: drop this target.")
         if warn_constant and len(seen) > 1 and np.all(seen == seen[0]):
             message = f"{table.label(j)} is constant ({seen[0]:g}): the fit can only repeat this value."
-            warnings.warn(message, DataWarning, stacklevel=4)
+            tell(message, DataWarning, stacklevel=4)
 
 
 def _read_file(path: pathlib.Path) -> Any:

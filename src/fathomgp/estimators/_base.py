@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.model import ARCHITECTURES, build_model
+from fathomgp.notices import tell
 from fathomgp.parameters import cast
 from fathomgp.persistence import save_bundle
 from fathomgp.precision import double_precision
@@ -59,14 +59,8 @@ class _DeepGPEstimator(BaseEstimator):
     @double_precision
     def _fit(self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood) -> "_DeepGPEstimator":
         """Fit to numbers, or to a stream, which has its own targets. Nothing is changed unless the fit succeeds."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            fitted = self._run_fit(X, targets, likelihood)
-        told = [*fitted["messages_"], *(str(warning.message) for warning in caught)]
-        for name, value in {**fitted, "messages_": list(dict.fromkeys(told))}.items():
+        for name, value in self._run_fit(X, targets, likelihood).items():
             setattr(self, name, value)
-        for warning in caught:
-            warnings.warn(warning.message, warning.category, stacklevel=4)
         return self
 
     def _run_fit(self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood) -> dict[str, Any]:
@@ -212,13 +206,13 @@ class _DeepGPEstimator(BaseEstimator):
     def _num_inducing(self, num_data: int, grows: bool) -> int:
         if self.num_inducing > num_data and not grows:
             message = f"num_inducing is {self.num_inducing} but there are {num_data} rows: {num_data} are used."
-            warnings.warn(message, DataWarning, stacklevel=5)
+            tell(message, DataWarning, stacklevel=5)
         return min(self.num_inducing, num_data)
 
     def _batch_size(self, num_data: int) -> int:
         if self.batch_size > num_data:
             message = f"batch_size is {self.batch_size} but there are {num_data} rows: every step sees all of them."
-            warnings.warn(message, DataWarning, stacklevel=5)
+            tell(message, DataWarning, stacklevel=5)
         return min(self.batch_size, num_data)
 
     def _read(self, X: Any) -> np.ndarray:

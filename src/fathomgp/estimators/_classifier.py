@@ -12,6 +12,7 @@ from fathomgp.estimators._prepare import stream_classes
 from fathomgp.estimators._settings import METHODS, choose, find_method
 from fathomgp.estimators._streaming import LearnsOn
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Bernoulli, RobustMax, Softmax
+from fathomgp.notices import keeps_notices
 from fathomgp.precision import double_precision
 
 _NAMES = ("auto", "bernoulli", "robustmax", "softmax")
@@ -105,6 +106,7 @@ class DeepGPClassifier(ClassifierMixin, LearnsOn, _DeepGPEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    @keeps_notices
     @double_precision
     def fit(self, X: Any, y: Any = None) -> "DeepGPClassifier":
         """Fit to inputs (N, D) and labels (N,): arrays, lists, or pandas, polars and pyarrow tables.

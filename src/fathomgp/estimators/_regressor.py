@@ -10,6 +10,7 @@ from fathomgp.errors import SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
 from fathomgp.estimators._streaming import LearnsOn
 from fathomgp.likelihoods import AbstractLikelihood, likelihood_from_name
+from fathomgp.notices import keeps_notices
 from fathomgp.precision import double_precision
 
 
@@ -102,6 +103,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         self.random_state = random_state
         self.verbose = verbose
 
+    @keeps_notices
     @double_precision
     def fit(self, X: Any, y: Any = None) -> "DeepGPRegressor":
         """Fit to inputs (N, D) and targets (N,) or (N, P): arrays, lists, or pandas, polars and pyarrow tables.

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -33,7 +32,8 @@ from fathomgp.fitting._progress import Callback, Reporter
 from fathomgp.fitting._stopping import EarlyStopping
 from fathomgp.inference import AbstractInference, AbstractInfo, AbstractPosterior, Phase
 from fathomgp.model import DeepGP
-from fathomgp.precision import default_float
+from fathomgp.notices import collect, in_this_context, tell
+from fathomgp.precision import default_float, refuse_forked
 
 #: A chunk should take about this long: short enough for a lively progress bar, long enough to hide Python.
 _CHUNK_SECONDS = 0.25
@@ -95,6 +95,7 @@ def fit_model(
             "build the model with a recipe whose separate is False."
         )
     reporter = Reporter(callbacks, verbose) if jax.process_index() == 0 else Reporter((), False)
+    refuse_forked()
     with _one_blas_thread():
         return _Run(inference, model, source, key, max_iter, early_stopping, checkpointing, reporter).finish()
 
@@ -224,7 +225,7 @@ class _Run:
 
         def compile_steps() -> None:
             # Whatever goes wrong here will go wrong again where it can be reported.
-            with jax.enable_x64(double), contextlib.suppress(Exception):
+            with jax.enable_x64(double), contextlib.suppress(Exception), collect():
                 state = start()
                 for phase, (kind, capacity), feed in zip(phases, kinds, feeds, strict=True):
                     if state is None:
@@ -324,7 +325,7 @@ class _Run:
 
     def _say(self, message: str) -> None:
         self.messages.append(message)
-        warnings.warn(message, FitWarning, stacklevel=5)
+        tell(message, FitWarning, stacklevel=5)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -434,7 +435,7 @@ def _side_by_side(call: Callable[[Any], Any], arguments: Sequence[Any]) -> list[
             return jax.block_until_ready(call(argument))
 
     with ThreadPoolExecutor(len(arguments)) as pool:
-        return list(pool.map(one, arguments))
+        return list(pool.map(in_this_context(one), arguments))
 
 
 def _chunk(inference, phase, state, guard, feed, bounds, key, capacity, replicated):

@@ -2,11 +2,11 @@
 
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fathomgp.errors import FitWarning
+from fathomgp.notices import tell
 
 #: A callback receives one dictionary: phase, step and steps (of the phase), total (steps of the run), objective,
 #: seconds, and posterior: a function that gives what was learned so far.
@@ -39,7 +39,7 @@ class Reporter:
                 callback(event)
             except Exception as error:
                 self._callbacks.remove(callback)
-                warnings.warn(
+                tell(
                     f"A callback raised {type(error).__name__}: {error}. It is not called again; the fit goes on.",
                     FitWarning,
                     stacklevel=2,

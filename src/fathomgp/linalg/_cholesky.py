@@ -6,7 +6,6 @@ ladder that yields a factor is added to its diagonal, and the result says how mu
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fathomgp.errors import JitterWarning, NonFiniteError, NotPositiveDefiniteError, SettingError
 from fathomgp.linalg._inverse import inverse_lower
 from fathomgp.linalg._products import multiply_from_left, transpose
+from fathomgp.notices import tell
 
 _GROWTH = 10.0
 
@@ -128,7 +128,7 @@ def check_factor(result: Factor | JitterReport, name: str = "The covariance matr
             f"{np.max(jitter[~ok]):.3g} on its diagonal: use float64, more noise, or no repeated points."
         )
     if np.any(raised):
-        warnings.warn(
+        tell(
             f"{name} is nearly singular{_count(raised)}: a jitter of {np.max(jitter[raised]):.3g} "
             "was added to its diagonal. Float64, more noise, or fewer and more distant points avoid this.",
             JitterWarning,
