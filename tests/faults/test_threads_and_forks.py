@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fathomgp import DeepGPRegressor
-from fathomgp.errors import DataWarning
+from fathomgp.errors import DataWarning, ForkedProcessError
 
 
 @pytest.fixture
