@@ -15,12 +15,12 @@ Example:
 import dataclasses
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fathomgp.compilation import program
 from fathomgp.errors import DataError, SettingError
 from fathomgp.inference import SampledPosterior, STRIDEPosterior
 from fathomgp.precision import double_precision
@@ -173,6 +173,6 @@ def _verdict(r_hat: float, ess: float, chains: int, draws: int, longer: str, mor
     return f"The chains agree: {figures}" if chains > 1 else f"The chain looks settled: {figures}"
 
 
-@eqx.filter_jit
+@program
 def _latent_means(posterior: SampledPosterior, x: Array, key: Array) -> Array:
     return jnp.asarray(posterior.predict_f(x, key=key).means)

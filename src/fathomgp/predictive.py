@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from fathomgp import _answers
+from fathomgp.compilation import program
 from fathomgp.errors import DataError, NotPositiveDefiniteError, SettingError
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood
 from fathomgp.parameters import cast
@@ -312,7 +313,7 @@ class Predictive(eqx.Module):
         return np.asarray(draws)
 
 
-@eqx.filter_jit
+@program
 def _ask_block(question: Callable, block: _answers.Block, *args: Any) -> Any:
     return question(block, *args)
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
 from fathomgp._version import __version__
 from fathomgp.bench._results import ResultFile
+from fathomgp.compilation import program
 from fathomgp.data import ArraySource, Standardizer, load_dataset, standard_split
 from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.inference import AbstractInference, SampledPosterior
@@ -155,6 +155,6 @@ def fewer_draws(posterior: Any) -> Any:
     return SampledPosterior(posterior.model, posterior.whiteners, v, posterior.energy[:, chosen])
 
 
-@eqx.filter_jit
+@program
 def _predict(posterior: Any, x: Any, key: Any) -> Any:
     return posterior.predict_f(x, key=key)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from fathomgp.compilation import program
 from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
 from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
@@ -273,7 +273,7 @@ class _DeepGPEstimator(BaseEstimator):
         super().__setstate__(state)
 
 
-@eqx.filter_jit
+@program
 def _predict_f(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> Mixture:
     return posterior.predict_f(x, key=key)
 

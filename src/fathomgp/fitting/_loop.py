@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fathomgp._version import __version__
+from fathomgp.compilation import ONE_CORE, program
 from fathomgp.data import AbstractFeed, AbstractSource, ArraySource
 from fathomgp.data._exchange import exchange_arrays
 from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError, SettingError
@@ -40,11 +41,6 @@ _CHUNK_SECONDS = 0.25
 _MAX_CHUNK = 256
 #: Processes must agree on the length of a chunk without asking the clock.
 _SHARED_CHUNK = 16
-#: Arguments of jit for a program that keeps to the core of the thread that calls it. Vectors of 512 bits, where the
-#: processor has them: XLA prefers 256, with which a move of STRIDE takes a tenth longer (50 particles of 700 rows).
-_ONE_CORE: dict[str, Any] = {
-    "compiler_options": {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -472,5 +468,5 @@ def _chunk(inference, phase, state, guard, feed, bounds, key, capacity, replicat
 
 #: A chunk on all cores, and one on a single core. XLA hands small operations to its threads at a cost: pieces of a
 #: state on a core each were stepped in half the time of the whole on two (STRIDE, 50 particles of 700 rows).
-_compiled_chunk = eqx.filter_jit(_chunk)
-_compiled_piece = eqx.filter_jit(_chunk, **_ONE_CORE)
+_compiled_chunk = program(_chunk)
+_compiled_piece = program(_chunk, options=ONE_CORE)

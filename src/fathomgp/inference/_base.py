@@ -11,31 +11,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
+from fathomgp.compilation import RUN_SELDOM, program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.model import DeepGP
 from fathomgp.predictive import Mixture, Predictive
 
-#: Arguments of jit for what runs once: XLA's optimiser would cost a hundred times what it saves. Its older code
-#: generator compiles in less than half the time of the present one.
-RUN_ONCE: dict[str, Any] = {
-    "compiler_options": {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-}
-_RUN_SELDOM: dict[str, Any] = {
-    "compiler_options": {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
-}
 #: With more rows than this, running a program a few times takes longer than compiling it well.
 _FEW_ROWS = 2_000
 
 
 def run_seldom(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``filter_jit`` for a function of a :class:`Batch`, and of no keywords, that runs a few times in a fit.
+    """A :func:`~fathomgp.compilation.program` of a :class:`Batch`, and of no keywords, that runs a few times in a fit.
 
     With few rows it is compiled in half the time, into a program that is hardly slower (STRIDE on energy: 2.2 s instead
     of 4.1 to enter an E step that then takes 0.07 s).
     """
-    quick, best = eqx.filter_jit(function, **_RUN_SELDOM), eqx.filter_jit(function)
+    quick, best = program(function, options=RUN_SELDOM), program(function)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:

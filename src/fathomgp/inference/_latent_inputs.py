@@ -6,6 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.inference._base import AbstractPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._propagation import Matched, PropagatedPosterior, diagonal, match, push
@@ -58,7 +59,7 @@ def input_divergence(inputs: Latent) -> Float[Array, " N"]:
     return 0.5 * jnp.sum(m**2 + s - jnp.log(s) - 1.0, axis=1)
 
 
-@eqx.filter_jit
+@program
 def infer_inputs(
     posterior: LatentInputsPosterior,
     y: Float[Array, "N P"],

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.errors import NonFiniteError
 from fathomgp.inference._base import AbstractInfo
 from fathomgp.parameters import partition
@@ -99,14 +100,14 @@ def lbfgs_init(model: Model) -> LBFGSState:
     return _begin(model, origin, model, jnp.asarray(jnp.inf, origin.dtype), jnp.asarray(0, jnp.int32))
 
 
-@eqx.filter_jit
+@program
 def lbfgs_begin(state: LBFGSState, model: Model) -> LBFGSState:
     """Remember the best end so far and begin again at ``model``."""
     best_value = jnp.minimum(state.value, state.best_value)
     return _begin(model, state.origin, best_model(state), best_value, state.starts + 1)
 
 
-@eqx.filter_jit
+@program
 def lbfgs_shuffle(state: LBFGSState, *, spread: float, key: PRNGKeyArray) -> Model:
     """The first start itself the first time, a random point around it afterwards."""
     shift = spread * jax.random.uniform(key, state.origin.shape, state.origin.dtype, -1.0, 1.0)
@@ -157,7 +158,7 @@ def fitted_model(state: LBFGSState) -> Model:
     return best_model(state)
 
 
-@eqx.filter_jit
+@program
 def best_model(state: LBFGSState) -> Model:
     """The model at the better of the current point and the best earlier end."""
     better = state.value < state.best_value

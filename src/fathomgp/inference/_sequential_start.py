@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, ArraySource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import Phase
@@ -38,7 +39,7 @@ def start_layers(
     return tuple(gps)
 
 
-@eqx.filter_jit
+@program
 def keep_log_noise(gp: OnlineGP, layer: Layer) -> OnlineGP:
     """The prior for the first half of the outputs, what was learned for the second: the log noises."""
     fresh = prior_at(gp, layer, gp.x, gp.active)
@@ -103,7 +104,7 @@ def _variational_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray
     return DeepGP(layers, fitted.likelihood, model.skip_inputs, model.architecture)
 
 
-@eqx.filter_jit
+@program
 def _descend(method: DSVI, phase: Phase, state: DescentState, batch: Batch, key: PRNGKeyArray) -> DeepGP:
     """The model after some steps of variational inference on one batch."""
     dynamic, static = eqx.partition(state, eqx.is_array)
@@ -125,7 +126,7 @@ def _as_numbers(likelihood: AbstractLikelihood, y: np.ndarray) -> np.ndarray:
     return np.where(y == np.arange(likelihood.num_classes)[None, :], 2.0, -2.0)
 
 
-@eqx.filter_jit
+@program
 def prior_at_inducing(gp: OnlineGP, layer: Layer) -> OnlineGP:
     """The prior, with a layer's inducing inputs as its active set."""
     assert layer.z is not None

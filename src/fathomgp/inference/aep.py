@@ -39,6 +39,7 @@ from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roo
 from fathomgp.inference._propagation import PropagatedPosterior, Spread, diagonal, match_all, propagate
 from fathomgp.inference._streaming import BLOCK, Rows, stream_sum
 from fathomgp.inference.dsvi import (
+    compiled_conditions,
     condition_all,
     initial_q,
     kl_divergence,
@@ -149,7 +150,7 @@ class AEP(AbstractDescent):
 
     def posterior(self, state: DescentState, data: AbstractSource | None) -> PropagatedPosterior:
         """q(f), answered by the deterministic pass or by sample paths."""
-        conditionals, reports = eqx.filter_jit(condition_all)(state.model, state.q)
+        conditionals, reports = compiled_conditions(state.model, state.q)
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
         return PropagatedPosterior(state.model, tuple(conditionals), self.correlated, self.test_samples)

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import Phase
@@ -234,7 +235,7 @@ def condition_with_kl(
     return conditionals, decoupled_kl(q), reports
 
 
-@eqx.filter_jit
+@program
 def decoupled_posterior(
     model: DeepGP, q: tuple[DecoupledQ, ...], num_samples: int, parameterisation: str
 ) -> tuple[LayeredPosterior, list[JitterReport]]:

@@ -30,9 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from fathomgp.compilation import RUN_ONCE, program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import RUN_ONCE, AbstractInfo, Phase, rows_or_auto
+from fathomgp.inference._base import AbstractInfo, Phase, rows_or_auto
 from fathomgp.inference._descent import AbstractDescent, DescentState, longer, lower_roots, natural_size
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._lbfgs import lbfgs_minimise
@@ -390,7 +391,7 @@ def without_shallow_start(inference: Any, model: DeepGP, data: AbstractSource) -
     return dataclasses.replace(inference, shallow_start=False).init(model, data, key=jax.random.key(0))
 
 
-@eqx.filter_jit
+@program
 def _shallow_start(
     model: DeepGP, x: Array, y: Array, observed: Array, fit_means: bool, effort: tuple[int, float]
 ) -> tuple[DeepGP, Whitened]:
@@ -461,6 +462,10 @@ def condition_all(
     return conditionals, [whitener.report for whitener in whiteners]
 
 
+#: The same as a program.
+compiled_conditions = program(condition_all)
+
+
 def condition_with_kl(model: DeepGP, q: tuple[Q, ...]) -> tuple[list[Conditional], Float[Array, ""], list[Any]]:
     """:func:`condition_all` for both kinds of q, with the KL, which shares the factors of the informed ones."""
     whiteners = prepare_all(model.layers)
@@ -482,7 +487,7 @@ def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
 
-@functools.partial(jax.jit, static_argnums=2, **RUN_ONCE)
+@program(options=RUN_ONCE)
 def _posterior(model: DeepGP, q: tuple[Q, ...], num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     whitened = tuple(one.whitened() if isinstance(one, Informed) else one for one in q)
     conditionals, reports = condition_all(model, whitened)

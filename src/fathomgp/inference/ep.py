@@ -32,7 +32,7 @@ from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
 from fathomgp.inference._descent import descend
 from fathomgp.inference._propagation import Matched, PropagatedPosterior, layer_input, push
 from fathomgp.inference.aep import log_z
-from fathomgp.inference.dsvi import condition_all
+from fathomgp.inference.dsvi import compiled_conditions
 from fathomgp.kernels.expectations import contraction
 from fathomgp.linalg import Factor, check_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare_all, project
@@ -158,7 +158,7 @@ class EP(AbstractInference):
         """q(f), answered by one deterministic pass."""
         num_data = 1.0 if not self.tied else _count_of(data)
         q = whitened(state.factors, num_data)
-        conditionals, reports = eqx.filter_jit(condition_all)(state.model, q)
+        conditionals, reports = compiled_conditions(state.model, q)
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
         return PropagatedPosterior(state.model, tuple(conditionals))

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractPosterior, Phase
@@ -184,7 +185,7 @@ def condition(model: DeepGP, batch: Batch, *, shared: bool = False) -> ExactPost
     return posterior
 
 
-@eqx.filter_jit
+@program
 def _condition(model: DeepGP, batch: Batch, shared: bool) -> tuple[ExactPosterior, JitterReport]:
     covariances, residuals, observed = _problems(model, batch, shared)
     factor = safe_cholesky(covariances)

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, Phase
@@ -129,7 +130,7 @@ class MeanField(AbstractInference):
         if data is None:
             raise SettingError("The mean-field posterior needs the training data: pass the source that was fitted.")
         beliefs = fitted_model(state.search)
-        conditionals, reports = eqx.filter_jit(_condition)(beliefs, data.everything())
+        conditionals, reports = _condition(beliefs, data.everything())
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
         functions = PropagatedPosterior(beliefs.model, tuple(conditionals), num_samples=self.test_samples)
@@ -262,6 +263,7 @@ def _inputs(model: DeepGP, level: int, data: Array, x: Array, spread: Array | No
     return inputs, None if spread is None else jnp.pad(spread, ((0, 0), (0, extra)))
 
 
+@program
 def _condition(beliefs: Beliefs, batch: Batch) -> tuple[Any, Any]:
     whiteners = prepare_all(beliefs.model.layers, jitter=_first_jitter(beliefs))
     q = tuple(collapse(*pair).q for pair in zip(tasks_of(beliefs, batch), whiteners, strict=True))

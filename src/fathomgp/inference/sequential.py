@@ -34,6 +34,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, AbstractPosterior, Phase
@@ -476,13 +477,13 @@ def predictive_density(
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-@eqx.filter_jit
+@program
 def _layered(state: SequentialState, num_samples: int) -> tuple[LayeredPosterior, list[Any]]:
     answers, reports = conditionals(state.gps, state.model.layers)
     return LayeredPosterior(state.model, answers, num_samples), reports
 
 
-@eqx.filter_jit
+@program
 def _fill_in(state: SequentialState, rows: tuple[Array, Array, Array], size: int, key: PRNGKeyArray) -> Mixture:
     draw_key, pick_key = jax.random.split(key)
 
@@ -497,7 +498,7 @@ def _fill_in(state: SequentialState, rows: tuple[Array, Array, Array], size: int
     return Mixture(jnp.zeros(size), jnp.swapaxes(means, 0, 1), jnp.swapaxes(variances, 0, 1), None)
 
 
-@eqx.filter_jit
+@program
 def _learn_block(
     algorithm: Sequential, state: SequentialState, rows: Any, wanted: Array, key: PRNGKeyArray, predict: bool
 ) -> tuple[SequentialState, RowInfo]:

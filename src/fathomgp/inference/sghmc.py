@@ -43,6 +43,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer
@@ -453,7 +454,7 @@ def usual_burn_in(batches: int) -> int:
     return min(3000 + 600 * max(batches - 10, 0), 20_000)
 
 
-@eqx.filter_jit
+@program
 def _factorise(model: DeepGP) -> Whiteners:
     return tuple(prepare_all(model.layers))
 

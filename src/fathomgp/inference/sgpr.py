@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, Phase
@@ -160,7 +161,7 @@ def optimal_posterior(model: DeepGP, batch: Batch, *, shared: bool = False) -> L
     return posterior
 
 
-@eqx.filter_jit
+@program
 def _optimal_posterior(
     model: DeepGP, batch: Batch, shared: bool
 ) -> tuple[LayeredPosterior, JitterReport, JitterReport]:
@@ -223,7 +224,7 @@ def greedy_inducing(
     return x[chosen]
 
 
-@eqx.filter_jit
+@program
 def _greedy_births(
     kernel: AbstractKernel,
     x: Float[Array, "N D"],

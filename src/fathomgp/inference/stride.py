@@ -32,9 +32,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fathomgp.compilation import RUN_ONCE, program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import RUN_ONCE, AbstractInference, AbstractInfo, Phase, rows_or_auto, run_seldom
+from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase, rows_or_auto, run_seldom
 from fathomgp.inference._mcmc import SAMPLERS, Chains, adapted, chain_keys
 from fathomgp.inference._stride_exchange import Exchanged, Share, exchange
 from fathomgp.inference._stride_hidden import (
@@ -439,7 +440,7 @@ def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array,
 # --- starts and changes of anchors ------------------------------------------------------------------------------------
 
 
-@eqx.filter_jit(**RUN_ONCE)
+@program(options=RUN_ONCE)
 def _first_state(
     method: STRIDE,
     model: DeepGP,
@@ -535,7 +536,7 @@ def _num_inducing(model: DeepGP, num_data: int) -> int:
 # --- what was learned -------------------------------------------------------------------------------------------------
 
 
-@eqx.filter_jit(**RUN_ONCE)
+@program(options=RUN_ONCE)
 def _posterior(method: STRIDE, state: STRIDEState, batch: Batch) -> tuple[STRIDEPosterior, JitterReport]:
     model, x, hidden = state.model, batch.x, state.hidden
     below, above = _parts(state, state.particles.chains.white)
