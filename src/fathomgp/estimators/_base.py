@@ -18,7 +18,16 @@ from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
 from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
 from fathomgp.estimators._prepare import check_stream, prepare_arrays, prepare_stream
-from fathomgp.estimators._settings import PRECISIONS, check_count, choose, find_method, tuned_inference
+from fathomgp.estimators._settings import (
+    FIT,
+    PRECISIONS,
+    PREDICT,
+    check_count,
+    choose,
+    find_method,
+    key_for,
+    tuned_inference,
+)
 from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
 from fathomgp.likelihoods import AbstractLikelihood
@@ -100,7 +109,7 @@ class _DeepGPEstimator(BaseEstimator):
             inference,
             model,
             source,
-            key=jax.random.key(seed),
+            key=key_for(seed, FIT),
             max_iter=self.max_iter,
             early_stopping=EarlyStopping() if self.early_stopping else None,
             checkpointing=None if self.checkpoint is None else Checkpointing(self.checkpoint),
@@ -164,9 +173,7 @@ class _DeepGPEstimator(BaseEstimator):
         check_count("n_samples", n_samples)
         x = self._to_device(self._read(X))
         key = jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
-        f = self.posterior_.sample_functions(key, n_samples)(x)
-        keys = jax.random.split(jax.random.fold_in(key, 1), n_samples)
-        y = jax.vmap(lambda f, key: self.posterior_.likelihood.sample(f, key=key))(f, keys)
+        y = self.posterior_.sample_y(x, key=key, n=n_samples)
         outputs = y.shape[2]
         draws = np.asarray(self.y_scaler_.inverse(np.asarray(y).reshape(-1, outputs))).reshape(y.shape)
         draws = np.moveaxis(draws, 0, -1)
@@ -257,7 +264,7 @@ class _DeepGPEstimator(BaseEstimator):
 
     def _prediction_key(self) -> jax.Array:
         # The same for every call, so that equal questions get equal answers.
-        return jax.random.fold_in(jax.random.key(self._seed), 1)
+        return key_for(self._seed, PREDICT)
 
     def __getstate__(self) -> dict[str, Any]:
         # Outside a float64 scope JAX would silently halve the precision of its arrays: pickles hold NumPy's.

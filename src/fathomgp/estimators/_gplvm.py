@@ -10,7 +10,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from fathomgp.data import ArraySource, Standardizer, read_inputs
-from fathomgp.estimators._settings import check_count
+from fathomgp.estimators._settings import FIT, check_count, key_for
 from fathomgp.fitting import fit_model
 from fathomgp.inference import LatentInputsPosterior, MeanField, infer_inputs
 from fathomgp.likelihoods import Gaussian
@@ -104,7 +104,7 @@ class GPLVM(TransformerMixin, BaseEstimator):
             MeanField(latent_inputs=True),
             cast(model, np.float64),
             ArraySource(start, scaled),
-            key=jax.random.key(seed),
+            key=key_for(seed, FIT),
             max_iter=self.max_iter,
             verbose=self.verbose,
         )

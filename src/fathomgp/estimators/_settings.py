@@ -6,7 +6,9 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from fathomgp.errors import SettingError
 from fathomgp.inference import (
@@ -97,6 +99,9 @@ LABEL_SETTINGS: dict[str, dict[str, Any]] = {
 #: Steps for labels when every step sees all rows: natural gradients of the whole data learn fast.
 LABEL_STEPS = 500
 
+#: What an estimator's seed decides: numbers that the seed's key is folded with. No two share a number drawn.
+FIT, PREDICT, LEARN_ON = 0, 1, 2
+
 #: The floating-point type of the data; parameters are in float64 except in "single".
 PRECISIONS: dict[str, Any] = {"double": np.float64, "mixed": np.float32, "single": np.float32}
 
@@ -136,6 +141,14 @@ def choose(name: str, value: Any, options: Any) -> str:
     close = difflib.get_close_matches(str(value).lower(), list(options), n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise SettingError(f"{name}={value!r} is unknown: choose one of {', '.join(map(repr, options))}.{hint}")
+
+
+def key_for(seed: int, purpose: int) -> PRNGKeyArray:
+    """The key of :data:`FIT`, :data:`PREDICT` or :data:`LEARN_ON`.
+
+    None is the seed's own: a fit splits its key, and ``split(key, n)[i]`` is ``fold_in(key, i)``.
+    """
+    return jax.random.fold_in(jax.random.key(seed), purpose)
 
 
 def check_count(name: str, value: Any, *, optional: bool = False) -> int | None:

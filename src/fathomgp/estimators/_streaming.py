@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 from sklearn.utils.metaestimators import available_if
 
 from fathomgp.data import Targets
 from fathomgp.errors import DataError, SettingError
-from fathomgp.estimators._settings import find_method
+from fathomgp.estimators._settings import LEARN_ON, find_method, key_for
 from fathomgp.inference import SequentialPosterior
 from fathomgp.precision import double_precision
 
@@ -70,7 +69,7 @@ class LearnsOn:
             raise DataError(f"y has {targets.Y.shape[1]} outputs, but the fit had {len(scaler.shift)}.")
         x = np.asarray(self.x_scaler_.transform(inputs), self._dtype)  # type: ignore[attr-defined]
         scaled = np.where(targets.observed, scaler.transform(targets.Y), 0.0).astype(x.dtype)
-        key = jax.random.fold_in(jax.random.key(self._seed), 2)  # type: ignore[attr-defined]
+        key = key_for(self._seed, LEARN_ON)  # type: ignore[attr-defined]
         self.posterior_, rows = posterior.learn(x, scaled, targets.observed, key=key, predict=predict)
         units = np.where(targets.observed, np.log(scaler.scale), 0.0).sum(axis=1)
         return {

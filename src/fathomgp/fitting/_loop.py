@@ -129,7 +129,7 @@ class _Run:
             ahead.join()
         self.checkpointer = None
         if checkpointing is not None:
-            self.checkpointer = Checkpointer(checkpointing, self._identity(model, key, max_iter))
+            self.checkpointer = Checkpointer(checkpointing, self._identity(model, jax.random.key_data(key), max_iter))
         self.resumed = self._resume()
 
     def finish(self) -> FitResult:
@@ -226,8 +226,9 @@ class _Run:
                 for phase, (kind, capacity), feed in zip(phases, kinds, feeds, strict=True):
                     if state is None:
                         return
-                    state = self.inference.enter(phase, state, self.source, key=self.enter_key)
-                    run_chunk(self.inference, kind, state, guard, feed, 0, 0, key, capacity)
+                    # Programs are compiled with clones of keys: what they compute here is thrown away.
+                    state = self.inference.enter(phase, state, self.source, key=jax.random.clone(self.enter_key))
+                    run_chunk(self.inference, kind, state, guard, feed, 0, 0, jax.random.clone(key), capacity)
 
         thread = threading.Thread(target=compile_steps)
         thread.start()
@@ -325,13 +326,13 @@ class _Run:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def _identity(self, model: DeepGP, key: PRNGKeyArray, max_iter: int | None) -> dict[str, str]:
+    def _identity(self, model: DeepGP, key_words: Array, max_iter: int | None) -> dict[str, str]:
         return {
             "algorithm": repr(self.inference),
             "model": _fingerprint(model),
             "early_stopping": repr(self.early_stopping),
             "data": self.source.fingerprint(),
-            "key": str(np.asarray(jax.random.key_data(key)).tolist()),
+            "key": str(np.asarray(key_words).tolist()),
             "max_iter": str(max_iter),
             "devices": f"{jax.device_count()} x {jax.devices()[0].platform}",
             "version": __version__,

@@ -144,6 +144,12 @@ class AbstractPosterior(eqx.Module):
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Samples of every layer at ``x``, to look inside."""
 
+    def sample_y(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N P"]:
+        """``n`` joint draws of observations: of the latent functions, and then of each observation's own noise."""
+        function_key, noise_key = jax.random.split(key)
+        f = self.sample_functions(function_key, n)(x)
+        return jax.vmap(lambda f, key: self.likelihood.sample(f, key=key))(f, jax.random.split(noise_key, n))
+
     @property
     def likelihood(self) -> AbstractLikelihood:
         """The model's likelihood."""

@@ -150,7 +150,7 @@ class EllipticalSlice(AbstractSampler):
         self, target: Target, chains: Chains, size: Float[Array, " S"], *, keys: Key[Array, " S"]
     ) -> tuple[Chains, Moves]:
         """Shrink the bracket of angles of every chain until all are on their slices."""
-        noise_keys, height_keys, angle_keys = _split(keys, 3)
+        noise_keys, height_keys, angle_keys, shrink_keys = _split(keys, 4)
         partner = _normal(noise_keys, chains.white)
         height = chains.value + jnp.log(jnp.maximum(_uniform(height_keys, chains.value.dtype), 1e-300))
         angle = 2.0 * jnp.pi * _uniform(angle_keys, height.dtype)
@@ -166,7 +166,7 @@ class EllipticalSlice(AbstractSampler):
             hit = ~found & (finite(value) > height)
             now = Chains(jnp.where(hit[:, None], white, now.white), jnp.where(hit, value, now.value), now.gradient)
             low, high = jnp.where(angle < 0.0, angle, low), jnp.where(angle < 0.0, high, angle)
-            share = _uniform(jax.vmap(lambda key: jax.random.fold_in(key, count + 1))(angle_keys), angle.dtype)
+            share = _uniform(jax.vmap(lambda key: jax.random.fold_in(key, count))(shrink_keys), angle.dtype)
             bad = bad + (~found & ~jnp.isfinite(value)).astype(jnp.int32)
             return count + 1, now, low + share * (high - low), low, high, found | hit, bad
 

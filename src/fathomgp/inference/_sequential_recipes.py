@@ -59,8 +59,9 @@ def dynamical_prior(
     if not 1 <= latent_dim <= y.shape[1]:
         raise SettingError(f"latent_dim must lie between 1 and the {y.shape[1]} outputs, but it is {latent_dim}.")
     scores, components = principal_components(y, observed, latent_dim)
-    first = _fitted_layer(x, scores, np.ones(scores.shape, bool), kernel, Zero(latent_dim), num_inducing, key)
-    mean, last_key = Linear(jnp.asarray(components)), jax.random.fold_in(key, 1)
+    first_key, last_key = jax.random.split(key)
+    first = _fitted_layer(x, scores, np.ones(scores.shape, bool), kernel, Zero(latent_dim), num_inducing, first_key)
+    mean = Linear(jnp.asarray(components))
     last = _fitted_layer(scores, y, observed, decoder, mean, num_inducing, last_key)
     residuals = y - scores @ components
     model = _joined(first, last, components, residuals, observed)

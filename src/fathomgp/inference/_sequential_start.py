@@ -78,26 +78,28 @@ def start_hyperparameters(model: DeepGP, data: AbstractSource, *, key: PRNGKeyAr
     if isinstance(model.likelihood, HeteroscedasticGaussian):
         return _variational_start(model, data, key=key)
     likelihood, last = model.likelihood, model.layers[-1]
-    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+    rows_key, start_key = jax.random.split(key)
+    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
     targets = _as_numbers(likelihood, np.asarray(y))
     observed = np.broadcast_to(observed[:, :1] if targets.shape[1] != y.shape[1] else observed, targets.shape)
     stand_in = Layer(last.kernel, Zero(targets.shape[1]), last.z, targets.shape[1])
     simple = DeepGP((*model.layers[:-1], stand_in), Gaussian(0.1), model.skip_inputs)
-    fitted, _ = shallow_start(cast(simple, jnp.float64), ArraySource(np.asarray(x), targets, observed), key=key)
+    fitted, _ = shallow_start(cast(simple, jnp.float64), ArraySource(np.asarray(x), targets, observed), key=start_key)
     layer = Layer(fitted.layers[-1].kernel, last.mean, fitted.layers[-1].z, last.width, last.noise)
     return DeepGP((*fitted.layers[:-1], layer), likelihood, model.skip_inputs, model.architecture)
 
 
 def _variational_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DeepGP:
     """The last layer and the likelihood of a one-layer variational GP on what the inner means make of a subset."""
-    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+    rows_key, init_key, enter_key, step_key = jax.random.split(key, 4)
+    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
     seen = inputs_at_means(model, jnp.asarray(x, jnp.float64))
     source = ArraySource(np.asarray(seen), np.asarray(y), np.asarray(observed))
     shallow = cast(DeepGP(model.layers[-1:], model.likelihood), jnp.float64)
     method = DSVI(shallow_start=False)
     phase = method.plan(source.num_data, _START_STEPS)[0]
-    state = method.enter(phase, method.init(shallow, source, key=key), source, key=key)
-    fitted = _descend(method, phase, state, source.everything(), key)
+    state = method.enter(phase, method.init(shallow, source, key=init_key), source, key=enter_key)
+    fitted = _descend(method, phase, state, source.everything(), step_key)
     if not bool(all_finite(fitted)):
         return model  # the hyperparameters that the user or the recipe chose
     layers = (*model.layers[:-1], *fitted.layers)

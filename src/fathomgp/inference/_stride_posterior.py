@@ -93,9 +93,9 @@ class STRIDEPosterior(AbstractPosterior):
 
         def draw(x: Float[Array, "N D"]) -> Float[Array, "n N Q"]:
             rounds = -(-n // self.num_samples)
-            keys = jax.random.split(key, rounds)
-            draws = jax.lax.map(lambda one: self._joint_draw(x, one)[-1], keys)
-            order = jax.random.permutation(jax.random.fold_in(key, rounds), rounds * self.num_samples)
+            draw_key, order_key = jax.random.split(key)
+            draws = jax.lax.map(lambda one: self._joint_draw(x, one)[-1], jax.random.split(draw_key, rounds))
+            order = jax.random.permutation(order_key, rounds * self.num_samples)
             return draws.reshape(-1, *draws.shape[2:])[order[:n]]
 
         return draw
@@ -163,10 +163,10 @@ class STRIDEPosterior(AbstractPosterior):
         return self.hidden[level], layer.kernel, inputs, jax.vmap(layer.mean)(inputs)
 
     def _joint_draw(self, x: Float[Array, "N D"], key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
-        values = self._joint_values(x, key)
+        hidden_key, top_key = jax.random.split(key)
+        values = self._joint_values(x, hidden_key)
         inputs = self._seen(self.model.depth - 1, x, values[-1])
-        noise_shape = (self.num_samples, len(x), self.top.mean.shape[2])
-        noise = jax.random.normal(jax.random.fold_in(key, self.model.depth), noise_shape, x.dtype)
+        noise = jax.random.normal(top_key, (self.num_samples, len(x), self.top.mean.shape[2]), x.dtype)
 
         def draw(parts: tuple[Array, Conditioned, Array]) -> Float[Array, "N Q"]:
             inputs, top, noise = parts

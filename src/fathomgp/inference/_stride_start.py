@@ -52,9 +52,11 @@ def shallow_start(
     Returns:
         The fitted model, and the row numbers of the inducing points.
     """
+    rows_key, choice_key = jax.random.split(key)
+    *turn_keys, last_key = jax.random.split(choice_key, rounds + 1)
     rows = jnp.arange(len(start), dtype=jnp.int32)
     if num_data > num_rows:
-        rows = jnp.sort(jax.random.permutation(key, num_data)[:num_rows].astype(jnp.int32))
+        rows = jnp.sort(jax.random.permutation(rows_key, num_data)[:num_rows].astype(jnp.int32))
     part = Batch(
         start[rows],
         batch.y[rows],
@@ -65,10 +67,10 @@ def shallow_start(
     )
     candidates = min(max(candidates, num_inducing), len(rows))
     shallow = DeepGP((model.layers[-1],), model.likelihood)
-    for turn in range(rounds):
-        chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, jax.random.fold_in(key, turn))
+    for turn_key in turn_keys:
+        chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, turn_key)
         shallow = _fit_shallow(shallow, part, chosen, top.shared)
-    chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, key)
+    chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, last_key)
     fitted = eqx.tree_at(lambda m: m.layers[-1], model, shallow.layers[0], is_leaf=lambda n: isinstance(n, Layer))
     return eqx.tree_at(lambda m: m.likelihood, fitted, shallow.likelihood), rows[chosen]
 

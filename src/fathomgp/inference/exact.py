@@ -148,7 +148,8 @@ class ExactPosterior(AbstractPosterior):
         """Draws from the joint posterior of the rows of each call."""
 
         def draw(x: Float[Array, "N D"]) -> Float[Array, "n N Q"]:
-            return sample_joint(self.predict_f(x, key=key, full_cov=True), key=key, n=n)
+            predict_key, draw_key = jax.random.split(key)
+            return sample_joint(self.predict_f(x, key=predict_key, full_cov=True), key=draw_key, n=n)
 
         return draw
 

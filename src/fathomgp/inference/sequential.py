@@ -209,9 +209,10 @@ class Sequential(AbstractInference):
         # The last block of an episode runs into the next one's rows.
         counts = (state.seen + jnp.arange(len(batch.x), dtype=jnp.int32)).astype(batch.num_data.dtype) < batch.num_data
         wanted = counts & (batch.weight > 0.0)
+        hyper_key, learn_key = jax.random.split(key)
         if phase.name == _LEARN:
-            state = self._learn_hyperparameters(state, batch, wanted, jax.random.fold_in(key, 1))
-        state, rows = self.learn(state, (batch.x, batch.y, batch.observed), wanted, key=key)
+            state = self._learn_hyperparameters(state, batch, wanted, hyper_key)
+        state, rows = self.learn(state, (batch.x, batch.y, batch.observed), wanted, key=learn_key)
         count = jnp.maximum(jnp.sum(rows.learned), 1.0)
         objective = -jnp.sum(jnp.where(rows.learned > 0.0, rows.log_density, 0.0)) / count
         particles = jnp.sum(jnp.where(rows.learned > 0.0, rows.particles, 0.0)) / count
@@ -360,7 +361,8 @@ class SequentialPosterior(AbstractPosterior):
             padded = tuple(
                 jnp.asarray(np.concatenate([part, np.repeat(part[:1], size - count, axis=0)])) for part in rows
             )
-            state, info = _learn_block(self.algorithm, state, padded, jnp.arange(size) < count, key, predict)
+            block_key = jax.random.clone(key)  # a row folds it with its number in the stream, not in the block
+            state, info = _learn_block(self.algorithm, state, padded, jnp.arange(size) < count, block_key, predict)
             infos.append(jax.tree.map(lambda leaf, count=count: np.asarray(leaf)[:count], info))
         joined = jax.tree.map(lambda *parts: np.concatenate(parts), *infos)
         return self.algorithm.posterior(state, None), joined

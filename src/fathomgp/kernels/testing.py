@@ -30,8 +30,8 @@ Points = Float[Array, "N D"]
 @double_precision
 def check_kernel(kernel: AbstractKernel, input_dim: int, key: PRNGKeyArray) -> None:
     """Run every check on ``kernel`` with random inputs of ``input_dim`` columns, in both precisions."""
-    for check in CHECKS:
-        check(kernel, input_dim, key)
+    for check, one in zip(CHECKS, jax.random.split(key, len(CHECKS)), strict=True):
+        check(kernel, input_dim, one)
 
 
 @double_precision
@@ -85,8 +85,9 @@ def check_positive_semidefinite(kernel: AbstractKernel, input_dim: int, key: PRN
 @double_precision
 def check_gradients(kernel: AbstractKernel, input_dim: int, key: PRNGKeyArray) -> None:
     """Gradients with respect to parameters and inputs equal finite differences."""
-    start = (cast(kernel, _DOUBLE), *_points(key, input_dim))
-    rng = _generator(key)
+    point_key, direction_key = jax.random.split(key)
+    start = (cast(kernel, _DOUBLE), *_points(point_key, input_dim))
+    rng = _generator(direction_key)
     weights = jnp.asarray(rng.normal(size=(_NUM_POINTS, _NUM_POINTS)))
     gradient = _flat(_value_and_gradient(start, weights)[1])
     for _ in range(3):
@@ -100,8 +101,9 @@ def check_gradients(kernel: AbstractKernel, input_dim: int, key: PRNGKeyArray) -
 @double_precision
 def check_gradients_at_coincident_points(kernel: AbstractKernel, input_dim: int, key: PRNGKeyArray) -> None:
     """Gradients stay finite where points coincide, at the origin too, in both precisions."""
+    points, _ = _points(key, input_dim)
     for dtype in (_SINGLE, _DOUBLE):
-        x, _ = _points(key, input_dim, dtype)
+        x = points.astype(dtype)
         x = jnp.asarray(np.concatenate([x[:3], x[:3], x[3:8], 0 * x[:1]]))
         weights = jnp.ones((_NUM_POINTS, _NUM_POINTS), dtype)
         _, gradient = _value_and_gradient((cast(kernel, dtype), x, x), weights)

@@ -24,8 +24,9 @@ _ROWS = 4096
 
 def check_likelihood(likelihood: AbstractLikelihood, *, num_outputs: int = 1, key: PRNGKeyArray | None = None) -> None:
     """Run every check."""
-    for check in CHECKS.values():
-        check(likelihood, num_outputs, jax.random.key(0) if key is None else key)
+    keys = jax.random.split(jax.random.key(0) if key is None else key, len(CHECKS))
+    for check, one in zip(CHECKS.values(), keys, strict=True):
+        check(likelihood, num_outputs, one)
 
 
 def latents_and_targets(
@@ -74,8 +75,9 @@ def check_no_variance(likelihood: AbstractLikelihood, num_outputs: int, key: PRN
 
 def check_log_z(likelihood: AbstractLikelihood, num_outputs: int, key: PRNGKeyArray) -> None:
     """``log_z`` is ``log E[p^alpha]`` and ``expected_log_prob`` is ``E[log p]``, by Monte Carlo with its own error."""
-    mean, variance, y = latents_and_targets(likelihood, num_outputs, key)
-    noise = jax.random.normal(jax.random.fold_in(key, 7), (20_000, *mean.shape), mean.dtype)
+    target_key, noise_key = jax.random.split(key)
+    mean, variance, y = latents_and_targets(likelihood, num_outputs, target_key)
+    noise = jax.random.normal(noise_key, (20_000, *mean.shape), mean.dtype)
     latents = mean[None] + jnp.sqrt(variance)[None] * noise
     draws = np.asarray(jax.jit(jax.vmap(lambda f: likelihood.log_prob(f, y)))(latents))
     scores = _scores(likelihood, mean, variance, y)
@@ -93,21 +95,23 @@ def check_small_alpha(likelihood: AbstractLikelihood, num_outputs: int, key: PRN
 
 def check_sample(likelihood: AbstractLikelihood, num_outputs: int, key: PRNGKeyArray) -> None:
     """Draws follow the distribution function."""
-    mean, _, y = latents_and_targets(likelihood, num_outputs, key)
-    draws = _draws(likelihood, mean, jax.random.fold_in(key, 8))
+    target_key, draw_key = jax.random.split(key)
+    mean, _, y = latents_and_targets(likelihood, num_outputs, target_key)
+    draws = _draws(likelihood, mean, draw_key)
     expected = _scores(likelihood, mean, jnp.full_like(mean, 1e-12), y)["cdf"]
     _within_errors(expected, np.asarray(draws <= y[None], np.float64), "the share of draws below y")
 
 
 def check_gradients(likelihood: AbstractLikelihood, num_outputs: int, key: PRNGKeyArray) -> None:
     """Gradients in the latents' moments and in the parameters agree with central differences."""
-    mean, variance, y = latents_and_targets(likelihood, num_outputs, key)
+    target_key, direction_key = jax.random.split(key)
+    mean, variance, y = latents_and_targets(likelihood, num_outputs, target_key)
     learned, constant = partition(likelihood)
     start = (learned, mean, variance)
     _, gradient = _total_and_gradient(start, constant, y)
     leaves, tree = jax.tree.flatten(start)
     for i, slope in enumerate(jax.tree.leaves(gradient)):
-        direction = jax.random.normal(jax.random.fold_in(key, i), slope.shape, slope.dtype)
+        direction = jax.random.normal(jax.random.fold_in(direction_key, i), slope.shape, slope.dtype)
         moved = [jax.tree.unflatten(tree, _with(leaves, i, leaves[i] + h * direction)) for h in (1e-5, -1e-5)]
         ahead, behind = (_total_and_gradient(point, constant, y)[0] for point in moved)
         _close(jnp.sum(slope * direction), (ahead - behind) / 2e-5, 1e-4, f"the gradient in leaf {i} of {tree}")
@@ -125,10 +129,11 @@ def check_transformations(likelihood: AbstractLikelihood, num_outputs: int, key:
 
 def check_dtype(likelihood: AbstractLikelihood, num_outputs: int, key: PRNGKeyArray) -> None:
     """Single precision in, single precision out, and about the same numbers."""
-    inputs = latents_and_targets(likelihood, num_outputs, key)
+    target_key, sample_key = jax.random.split(key)
+    inputs = latents_and_targets(likelihood, num_outputs, target_key)
     low, low_inputs = cast((likelihood, inputs), jnp.float32)
     shapes = eqx.filter_eval_shape(_all_scores, low, *low_inputs)
-    shapes["sample"] = eqx.filter_eval_shape(lambda f: low.sample(f, key=key), low_inputs[0])
+    shapes["sample"] = eqx.filter_eval_shape(lambda f: low.sample(f, key=sample_key), low_inputs[0])
     for name, answer in shapes.items():
         assert answer.dtype == jnp.float32, f"{name} turned float32 into {answer.dtype}."
         assert answer.shape == inputs[2].shape, f"{name} has the shape {answer.shape}, but y has {inputs[2].shape}."
