@@ -253,6 +253,25 @@ def test_moments_through_a_layer_are_those_of_monte_carlo(data, rng, full):
     assert np.allclose(diagonal[1][0], np.diag(ours[1][0]), atol=1e-9)
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_variances_at_nearly_certain_inputs_are_not_lost_to_rounding(rng, full):
+    # As of a table without noise: rows are inducing points, and k(Z, Z) has a condition number of 1e10. Subtracting m^2
+    # from psi0 + tr(B psi2) left an error of 1e-3 in a variance of 1e-8.
+    x = rng.uniform(-1.0, 1.0, size=(40, 2))
+    y = np.sin(3.0 * x[:, :1]) + x[:, 1:]
+    model = DeepGP((Layer(RBF(2.0, 500.0), Zero(1), real(x), 1),), Gaussian(2e-6))
+    layer, q = model.layers[0], optimal_q(model, ArraySource(x, y).everything())
+    conditional, mean = condition_on(layer, prepare(layer), q), jnp.asarray(0.8 * x[:20])
+    certain = moments(layer, conditional, mean)
+    slopes = jax.vmap(jax.grad(lambda one: moments(layer, conditional, one[None])[0][0, 0]))(mean)
+    C = 1e-8 * np.array([[1.0, 0.3], [0.3, 2.0]]) if full else 1e-8 * np.diag([1.0, 2.0])
+    spread = jnp.broadcast_to(jnp.asarray(C if full else np.diag(C)), (20, *np.shape(C)[: 1 + full]))
+    ours = jax.jit(lambda: push(layer, match(layer, conditional), mean, spread))()
+    assert np.allclose(ours[0], certain[0], atol=1e-5)
+    expected = certain[1][:, 0] + np.einsum("bd,de,be->b", slopes, C, slopes)
+    assert np.allclose(ours[1][:, 0], expected, rtol=1e-2)
+
+
 def test_log_z_of_correlated_outputs(rng):
     root = rng.normal(size=(1, 3, 3))
     V, noise = root @ np.swapaxes(root, 1, 2), np.array([0.1, 0.2, 0.3])

@@ -9,7 +9,7 @@ from jax.test_util import check_grads
 
 from fathomgp.kernels import RBF, Constant, Linear, Matern52, White, expectations
 from fathomgp.kernels._exponential import exponential
-from fathomgp.kernels.expectations import contraction, psi0, psi1, psi2, psi2_sum, psi2_trace
+from fathomgp.kernels.expectations import contraction, covariance_sum, covariance_trace, psi0, psi1, psi2
 from fathomgp.parameters import partition
 
 M = 5
@@ -120,15 +120,18 @@ def test_streamed_contractions_equal_the_whole(inputs, rng, name, monkeypatch):
     weights = jnp.asarray(rng.normal(size=(2, M, M)))
     weights = weights + jnp.swapaxes(weights, 1, 2)
     rows = jnp.asarray(rng.uniform(size=(19, 3)))
-    whole = np.asarray(statistics(kernel, z, mean, variance)[2])
+    _, first, second = statistics(kernel, z, mean, variance)
+    whole = np.asarray(second - first[:, :, None] * first[:, None, :])
     gradients = []
     for numbers in (1 << 19, 1):  # one block, blocks of 8 rows
         monkeypatch.setattr(expectations, "_BLOCK_NUMBERS", numbers)
 
         @jax.jit
         def contractions(mean, variance):
-            trace, trace_pull = jax.vjp(lambda m, v: psi2_trace(contraction(kernel, z, weights), m, v), mean, variance)
-            total, sum_pull = jax.vjp(lambda m, v: psi2_sum(kernel, z, m, v, rows), mean, variance)
+            trace, trace_pull = jax.vjp(
+                lambda m, v: covariance_trace(contraction(kernel, z, weights), m, v), mean, variance
+            )
+            total, sum_pull = jax.vjp(lambda m, v: covariance_sum(kernel, z, m, v, rows), mean, variance)
             return trace, total, (*trace_pull(jnp.ones_like(trace)), *sum_pull(jnp.ones_like(total)))
 
         trace, total, gradient = contractions(mean, variance)
@@ -172,3 +175,23 @@ def test_pairs_have_the_gradients_of_plain_gathers(rng):
     check_grads(lambda p: jnp.sum(jnp.sin(expectations._unpack(jnp.asarray(p)))), (packed,), 1, modes=["rev"])
     symmetric = expectations._unpack(packed)
     assert np.allclose(np.asarray(expectations._pack(symmetric)) / np.where(i == j, 1.0, 2.0), packed)
+
+
+def test_covariances_of_nearly_certain_inputs_lose_no_figures(inputs):
+    # With inputs this certain, psi2 and psi1^T psi1 agree in all figures but the last five.
+    z, mean, variance = inputs(2)
+    variance = 1e-11 * variance
+    kernel = RBF(jnp.asarray([0.7, 1.4]), 1.3) + RBF(2.5, 0.6, active_dims=(1,))
+    ours = jax.jit(covariance_sum)(kernel, z, mean, variance, jnp.eye(3))
+    slopes = jax.vmap(jax.jacfwd(lambda x: kernel.gram(x[None], z)[0]))(mean)
+    delta_method = jnp.einsum("bmd,bd,bnd->bmn", slopes, variance, slopes)
+    assert np.allclose(ours, delta_method, rtol=1e-8, atol=1e-9 * float(jnp.max(delta_method)))
+
+
+def test_covariances_of_very_uncertain_inputs_do_not_overflow():
+    z, mean = jnp.asarray([[-40.0], [40.0]]), jnp.zeros((1, 1))
+    kernel, variance = RBF(1.0), jnp.full((1, 1), 1e4)
+    ours = covariance_sum(kernel, z, mean, variance, jnp.ones((1, 1)))[0]
+    first = psi1(kernel, z, mean, variance)[0]
+    assert np.allclose(ours[0, 1], -first[0] * first[1], rtol=1e-12)
+    assert np.allclose(ours[0, 0], psi1(RBF(np.sqrt(0.5)), z, mean, variance)[0, 0] - first[0] ** 2, rtol=1e-12)

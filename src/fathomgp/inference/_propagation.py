@@ -2,11 +2,14 @@ r"""Gaussians pushed through the layers by moment matching: no sampling, one det
 
 With a layer's q(v) = N(m, S) and an input :math:`h \sim N(\mu, C)` the first two moments of the output are exact,
 
-.. math:: m_p = \psi_1 A_p, \qquad v_p = \psi_0 + \mathrm{tr}(B_p \psi_2) - m_p^2, \qquad
-          \mathrm{Cov}_{pr} = A_p^T \psi_2 A_r - m_p m_r,
+.. math:: m_p = \psi_1 A_p, \qquad v_p = \psi_0 - |a|^2 + a^T S_p a + \mathrm{tr}(B_p \Sigma), \qquad
+          \mathrm{Cov}_{pr} = A_p^T \Sigma A_r,
 
-with :math:`A = L_z^{-T} m` and :math:`B_p = L_z^{-T} (S_p + m_p m_p^T - I) L_z^{-1}`; that the output is Gaussian is
-the approximation. A linear mean function adds its own moments, and by Stein's lemma its covariance with the rest.
+with :math:`A = L_z^{-T} m`, :math:`a = L_z^{-1} \psi_1^T`, :math:`B_p = L_z^{-T} (S_p + m_p m_p^T - I) L_z^{-1}` and
+:math:`\Sigma = \psi_2 - \psi_1^T \psi_1`, the covariance of k(Z, h): an input that is certain leaves what it leaves
+without psi statistics. (The textbook's :math:`\psi_0 + \mathrm{tr}(B_p \psi_2) - m_p^2` subtracts
+numbers that are as large as the kernel's variance over the smallest eigenvalue of k(Z, Z).) That the output is Gaussian
+is the approximation. A linear mean function adds its own moments, and by Stein's lemma its covariance with the rest.
 """
 
 from collections.abc import Callable
@@ -21,8 +24,8 @@ from fathomgp import means
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractPosterior
 from fathomgp.inference._layered import LayeredPosterior
-from fathomgp.kernels.expectations import Contraction, contraction, psi0, psi1, psi2_trace
-from fathomgp.linalg import transposed_product
+from fathomgp.kernels.expectations import Contraction, contraction, covariance_trace, psi0, psi1
+from fathomgp.linalg import product, transposed_product
 from fathomgp.model import Conditional, DeepGP, Layer, moments
 from fathomgp.precision import clamp_variance, variance_floor
 from fathomgp.predictive import Mixture
@@ -35,12 +38,16 @@ class Matched(eqx.Module):
     """A layer's q(f), ready for uncertain inputs.
 
     Attributes:
-        linear: A.
-        quadratic: what contracts psi2 with B of every output, then with the symmetric A_p A_r^T of
+        whitening: Lz^-1.
+        mean: m.
+        covariance: S of every output, or the one that all share.
+        quadratic: what contracts the covariance of k(Z, h) with B of every output, then with the symmetric A_p A_r^T of
             every pair p < r if outputs are correlated.
     """
 
-    linear: Float[Array, "M P"]
+    whitening: Float[Array, "M M"]
+    mean: Float[Array, "M P"]
+    covariance: Float[Array, "S M M"]
     quadratic: Contraction
 
 
@@ -92,17 +99,28 @@ def match_all(
 
 
 def match(layer: Layer, conditional: Conditional, correlated: bool = False) -> Matched:
-    """A and B of a layer: everything that does not depend on the data."""
-    width = conditional.mean.shape[1]
-    squares = transposed_product(conditional.maps, conditional.maps)
-    linear = conditional.maps[0].T @ conditional.mean
-    columns = linear.T
-    variances = jnp.broadcast_to(squares[1:] - squares[:1], (width, *squares.shape[1:]))
-    quadratic = variances + _symmetric_products(columns, columns)
+    """What of a layer does not depend on the data."""
+    covariance = transposed_product(conditional.roots, conditional.roots)
+    return match_moments(layer, conditional.z, conditional.whitening, conditional.mean, covariance, correlated)
+
+
+def match_moments(
+    layer: Layer,
+    z: Float[Array, "M D"],
+    whitening: Float[Array, "M M"],
+    mean: Float[Array, "M P"],
+    covariance: Float[Array, "S M M"],
+    correlated: bool = False,
+) -> Matched:
+    """:func:`match` for a q(v) that is given by its moments."""
+    width, size = mean.shape[1], len(mean)
+    middle = jnp.broadcast_to(covariance - jnp.eye(size, dtype=mean.dtype)[None], (width, size, size))
+    middle = middle + _symmetric_products(mean.T, mean.T)
     if correlated and width > 1:
         p, r = np.triu_indices(width, 1)
-        quadratic = jnp.concatenate([quadratic, _symmetric_products(columns[p], columns[r])])
-    return Matched(linear, contraction(layer.kernel, conditional.z, quadratic))
+        middle = jnp.concatenate([middle, _symmetric_products(mean.T[p], mean.T[r])])
+    quadratic = whitening.T[None] @ middle @ whitening[None]
+    return Matched(whitening, mean, covariance, contraction(layer.kernel, z, quadratic))
 
 
 def propagate(
@@ -128,14 +146,17 @@ def push(
 ) -> tuple[Float[Array, "B P"], Spread]:
     """Moments of a layer's outputs when its inputs are Gaussian."""
 
-    def without_mean_function(mean: Array) -> Array:
-        return psi1(layer.kernel, matched.quadratic.z, mean, spread) @ matched.linear
+    def projected(mean: Array) -> Array:
+        return product(matched.whitening, psi1(layer.kernel, matched.quadratic.z, mean, spread).T)
 
-    width = layer.width
-    middle = without_mean_function(mean)
-    second = psi2_trace(matched.quadratic, mean, spread)
-    variance = psi0(layer.kernel, mean, spread)[:, None] + second[:, :width] - middle**2
-    outputs = middle + layer.mean(mean)
+    def without_mean_function(mean: Array) -> Array:
+        return projected(mean).T @ matched.mean
+
+    width, a = layer.width, projected(mean)
+    second = covariance_trace(matched.quadratic, mean, spread)
+    at_psi1 = psi0(layer.kernel, mean, spread) - jnp.sum(a**2, axis=0)
+    variance = at_psi1[:, None] + jnp.sum(a[None] * (matched.covariance @ a), axis=1).T + second[:, :width]
+    outputs = a.T @ matched.mean + layer.mean(mean)
     W = slope(layer, mean.shape[1])
     if not (correlated and width > 1):
         if W is not None:
@@ -144,7 +165,7 @@ def push(
         return outputs, clamp_variance(variance)
     p, r = np.triu_indices(width, 1)
     covariance = jnp.zeros((len(mean), width, width), mean.dtype)
-    covariance = covariance.at[:, p, r].set(second[:, width:] - middle[:, p] * middle[:, r])
+    covariance = covariance.at[:, p, r].set(second[:, width:])
     covariance = _add_to_diagonal(covariance + jnp.swapaxes(covariance, 1, 2), variance)
     if W is not None:
         cross = jnp.einsum("bdp,dr->bpr", _input_covariance(without_mean_function, mean, spread), W)

@@ -30,10 +30,9 @@ from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Phase
 from fathomgp.inference._descent import descend
-from fathomgp.inference._propagation import Matched, PropagatedPosterior, layer_input, push
+from fathomgp.inference._propagation import PropagatedPosterior, layer_input, match_moments, push
 from fathomgp.inference.aep import log_z
 from fathomgp.inference.dsvi import compiled_conditions
-from fathomgp.kernels.expectations import contraction
 from fathomgp.linalg import Factor, check_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare_all, project
 from fathomgp.parameters import all_finite, partition
@@ -267,8 +266,11 @@ def log_z_of_row(
             variance = layer.kernel.diagonal(x)[:, None] - jnp.sum(a**2) + jnp.einsum("m,pmn,n->p", a, V, a)[None]
             variance = clamp_variance(variance)
         else:
+            assert layer.z is not None
             inputs, spread = layer_input(model, x, mean, variance)
-            mean, variance = push(layer, _matched(layer, whitener, m, V), inputs, spread)
+            mean, variance = push(
+                layer, match_moments(layer, layer.z.value, whitener.inverse_factor, m.T, V), inputs, spread
+            )
         if level < model.depth - 1 and layer.noise is not None:
             variance = variance + layer.noise.value
     return log_z(model.likelihood, mean, variance, y, observed, alpha)[0]
@@ -362,14 +364,6 @@ def _moments(natural: Natural) -> tuple[Array, Array, Array, Array]:
     mean = jnp.einsum("...nm,...n->...m", inverse, half)
     covariance = jnp.swapaxes(inverse, -1, -2) @ inverse
     return mean, covariance, 0.5 * (jnp.sum(half**2, axis=-1) - logdet_lower(factor.lower)), _definite(factor)
-
-
-def _matched(layer: Layer, whitener: Whitener, m: Float[Array, "P M"], V: Float[Array, "P M M"]) -> Matched:
-    assert layer.z is not None
-    inverse = whitener.inverse_factor
-    middle = V + m[:, :, None] * m[:, None, :] - jnp.eye(m.shape[1], dtype=m.dtype)[None]
-    quadratic = inverse.T[None] @ middle @ inverse[None]
-    return Matched(inverse.T @ m.T, contraction(layer.kernel, layer.z.value, quadratic))
 
 
 def _definite(factor: Factor) -> Bool[Array, "..."]:

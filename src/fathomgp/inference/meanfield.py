@@ -28,7 +28,7 @@ from fathomgp.inference._latent_inputs import Latent, LatentInputsPosterior, inp
 from fathomgp.inference._lbfgs import LBFGSInfo, LBFGSState, fitted_model, lbfgs_init, lbfgs_step
 from fathomgp.inference._propagation import PropagatedPosterior, slope
 from fathomgp.inference.dsvi import condition_all, shallow_start
-from fathomgp.kernels.expectations import psi0, psi1, psi2_sum
+from fathomgp.kernels.expectations import covariance_sum, psi0, psi1
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare_all
@@ -218,42 +218,49 @@ def collapse(task: Task, whitener: Whitener) -> Collapsed:
     inverse, outputs = whitener.inverse_factor, task.targets.shape[1]
     weight = jnp.broadcast_to(task.weight, task.targets.shape)
     noise = jnp.broadcast_to(task.noise, (outputs,))
-    zeroth, cross, second, square = _statistics(task, weight)
-    C = inverse[None] @ second @ inverse.T[None]
+    rest, cross, C, square = _statistics(task, inverse, weight)
     factor = safe_cholesky(jnp.eye(len(inverse), dtype=C.dtype)[None] + C / task.noise[:, None, None], jitter=0.0)
     half = inverse_lower(factor.lower)
-    c = (inverse @ cross / noise[None]).T[:, :, None]
+    c = (cross / noise[None]).T[:, :, None]
     fit = jnp.sum((half @ c) ** 2, axis=(1, 2))
-    slack = jnp.broadcast_to(logdet_lower(factor.lower) - jnp.trace(C, axis1=1, axis2=2) / task.noise, (outputs,))
     count = jnp.sum(weight, axis=0)
-    terms = fit - slack - (square + zeroth) / noise - count * jnp.log(2.0 * jnp.pi * noise)
+    terms = fit - logdet_lower(factor.lower) - (square + rest) / noise - count * jnp.log(2.0 * jnp.pi * noise)
     root = jnp.broadcast_to(jnp.swapaxes(half, 1, 2), (outputs, *half.shape[1:]))
     mean = root @ (half @ c)
     return Collapsed(0.5 * jnp.sum(terms), Whitened(mean[:, :, 0].T, root))
 
 
-def _statistics(task: Task, weight: Float[Array, "N P"]) -> tuple[Array, Array, Array, Array]:
-    """Sums over the data: psi0 (P,), ``k(Z, h)`` times targets (M, P), psi2 (K, M, M), squared targets (P,)."""
-    layer, x = task.layer, task.inputs
+def _statistics(
+    task: Task, inverse: Float[Array, "M M"], weight: Float[Array, "N P"]
+) -> tuple[Array, Array, Array, Array]:
+    """Sums over the data: ``Psi0 - tr C`` (P,), whitened cross terms (M, P), C (K, M, M), squared targets (P,).
+
+    C is a sum of squares and a small rest, and what it leaves of Psi0 a sum of variances, row by row: the difference of
+    the two sums would be lost to rounding where noise is small.
+    """
+    layer, x, spread = task.layer, task.inputs, task.spread
     assert layer.z is not None
     kernel, z = layer.kernel, layer.z.value
     residual = task.targets - layer.mean(x)
     square = residual**2 + task.doubt
-    if task.spread is None:
-        K = kernel(x, z)
-        zeroth, second = kernel.diagonal(x), jnp.einsum("nk,ni,nj->kij", task.weight, K, K, optimize="optimal")
-        return zeroth @ weight, K.T @ (weight * residual), second, jnp.sum(weight * square, axis=0)
-    spread, W = task.spread, slope(layer, x.shape[1])
-    cross = psi1(kernel, z, x, spread).T @ (weight * residual)
+    zeroth, K = (
+        (kernel.diagonal(x), kernel(x, z)) if spread is None else (psi0(kernel, x, spread), psi1(kernel, z, x, spread))
+    )
+    A = inverse @ K.T
+    C = jnp.einsum("nk,in,jn->kij", task.weight, A, A, optimize="optimal")
+    rest, cross = (zeroth - jnp.sum(A**2, axis=0)) @ weight, A @ (weight * residual)
+    if spread is None:
+        return rest, cross, C, jnp.sum(weight * square, axis=0)
+    W = slope(layer, x.shape[1])
     if W is not None:
         # The mean function and the kernel see the same uncertain input: Stein's lemma gives what they share.
         def shared(w: Float[Array, " D"], weight: Float[Array, " N"]) -> Float[Array, " M"]:
             return weight @ jax.jvp(lambda x: psi1(kernel, z, x, spread), (x,), (spread * w[None],))[1]
 
-        cross = cross - jax.vmap(shared, in_axes=(1, 1), out_axes=1)(W, weight)
+        cross = cross - inverse @ jax.vmap(shared, in_axes=(1, 1), out_axes=1)(W, weight)
         square = square + spread @ W**2
-    second = psi2_sum(kernel, z, x, spread, task.weight)
-    return psi0(kernel, x, spread) @ weight, cross, second, jnp.sum(weight * square, axis=0)
+    spare = inverse[None] @ covariance_sum(kernel, z, x, spread, task.weight) @ inverse.T[None]
+    return rest - jnp.trace(spare, axis1=1, axis2=2), cross, C + spare, jnp.sum(weight * square, axis=0)
 
 
 def _inputs(model: DeepGP, level: int, data: Array, x: Array, spread: Array | None) -> tuple[Array, Array | None]:

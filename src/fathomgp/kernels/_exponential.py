@@ -23,18 +23,52 @@ def exponential(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """
     if jnp.finfo(x.dtype).bits != 64:
         return jnp.exp(x)
-    x = jnp.clip(x, -_LARGEST, _LARGEST)
-    n = jnp.round(x * (1.0 / math.log(2.0)))
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    series = jnp.full_like(r, _TAYLOR[-1])
-    for coefficient in _TAYLOR[-2::-1]:
-        series = series * r + coefficient
-    bits = lax.bitcast_convert_type(n + _SHIFTER, jnp.int64)
-    power = lax.bitcast_convert_type((bits << 52) + (1023 << 52), x.dtype)
-    return series * power
+    r, power = _reduce(x)
+    return _series(r, 0) * power
 
 
 @exponential.defjvp
 def _exponential_jvp(primals, tangents):
     value = exponential(primals[0])
     return value, value * tangents[0]
+
+
+@jax.custom_jvp
+def excess(x: Float[Array, "*shape"], g: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """``exp(x) - exp(x - g)``, in which nothing cancels where g is small, and nothing overflows where it is large."""
+    return _larger(x, g) * jnp.sign(g) * _one_less_exponential(jnp.abs(g))
+
+
+@excess.defjvp
+def _excess_jvp(primals, tangents):
+    value = excess(*primals)
+    return value, value * tangents[0] + (_larger(*primals) - jnp.maximum(value, 0.0)) * tangents[1]
+
+
+def _larger(x: Array, g: Array) -> Array:
+    return exponential(x + jnp.maximum(-g, 0.0))
+
+
+def _one_less_exponential(x: Array) -> Array:
+    """``1 - exp(-x)``."""
+    if jnp.finfo(x.dtype).bits != 64:
+        return -jnp.expm1(-x)
+    r, power = _reduce(-x)
+    return (1.0 - power) - power * (r * _series(r, 1))
+
+
+def _reduce(x: Array) -> tuple[Array, Array]:
+    """R and ``2^n`` with ``x = n log(2) + r``."""
+    x = jnp.clip(x, -_LARGEST, _LARGEST)
+    n = jnp.round(x * (1.0 / math.log(2.0)))
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    bits = lax.bitcast_convert_type(n + _SHIFTER, jnp.int64)
+    return r, lax.bitcast_convert_type((bits << 52) + (1023 << 52), x.dtype)
+
+
+def _series(r: Array, first: int) -> Array:
+    """``sum_n r^(n - first) / n!`` over n from ``first``."""
+    total = jnp.full_like(r, _TAYLOR[-1])
+    for coefficient in _TAYLOR[-2 : first - len(_TAYLOR) - 1 : -1]:
+        total = total * r + coefficient
+    return total

@@ -5,8 +5,13 @@ r"""Psi statistics: expectations of kernels under Gaussian inputs :math:`h \sim 
 RBF, linear, constant and white kernels and their sums: in closed form, also between unlike parts of a sum. Any other
 kernel: Gauss-Hermite for one or two inputs, quasi Monte Carlo for more. C is a diagonal, (B, D), or full, (B, D, D).
 
-psi2 of a batch is (B, M, M), and hardly anyone wants it: :func:`psi2_trace` and :func:`psi2_sum` contract it while it
-streams by in blocks of rows, forward and backward, so that memory does not grow with B.
+psi2 of a batch is (B, M, M), and hardly anyone wants it. Where inputs are nearly certain it is nearly
+:math:`\psi_1^T \psi_1`, and what variances are made of is the difference. That is computed for itself,
+
+.. math:: \mathrm{Cov}[k(Z, h)] = \psi_2 - \psi_1^T \psi_1,
+
+and :func:`covariance_trace` and :func:`covariance_sum` contract it while it streams by in blocks of rows, forward and
+backward, so that memory does not grow with B.
 
 Example:
     >>> import jax.numpy as jnp
@@ -32,7 +37,7 @@ from jaxtyping import Array, Float, Int
 from fathomgp._rules import hermite, sobol_normal
 from fathomgp.kernels._algebra import Sum
 from fathomgp.kernels._base import AbstractKernel
-from fathomgp.kernels._bumps import Bumps, Spread, bumps_of, expected_bumps, multiply, shrink
+from fathomgp.kernels._bumps import Bumps, Pairs, Spread, bump_covariances, bumps_of, expected_bumps, pair, shrink
 from fathomgp.kernels._distance import safe_sqrt
 from fathomgp.kernels._dot_product import Linear
 from fathomgp.kernels._simple import Constant, White
@@ -75,27 +80,28 @@ def psi2(
 ) -> Float[Array, "B M M"]:
     """``E[k(Z, h) k(h, Z)]``, all of it: for a few rows."""
     rows = jnp.eye(len(mean), dtype=mean.dtype)
-    return psi2_sum(kernel, z, mean, variance, rows)
+    first = psi1(kernel, z, mean, variance)
+    return covariance_sum(kernel, z, mean, variance, rows) + first[:, :, None] * first[:, None, :]
 
 
 class Contraction(eqx.Module):
-    """Symmetric matrices W_k, ready to be contracted with psi2: everything that does not depend on the inputs h.
+    """Symmetric matrices W_k, ready to be contracted with covariances: all that does not depend on the inputs h.
 
     Attributes:
         kernel: the kernel.
         z: the inducing inputs.
         weights: W.
-        pairs: for every two RBF parts of a sum, products of their bumps and what these weigh in every W_k.
+        pairs: for every two RBF parts of a sum, pairs of their bumps and what these weigh in every W_k.
     """
 
     kernel: AbstractKernel
     z: Float[Array, "M D"]
     weights: Float[Array, "K M M"]
-    pairs: tuple[tuple[Bumps, Float[Array, "_ K"]], ...]
+    pairs: tuple[tuple[Pairs, Float[Array, "_ K"]], ...]
 
 
 def contraction(kernel: AbstractKernel, z: Float[Array, "M D"], weights: Float[Array, "K M M"]) -> Contraction:
-    """Prepare ``tr(W_k psi2)``."""
+    """Prepare ``tr(W_k Cov[k(Z, h)])``."""
     rows = _all_bumps(_closed_parts(kernel) or (), z)
     flat = 2.0 * weights.reshape(len(weights), -1).T
     pairs = []
@@ -105,8 +111,8 @@ def contraction(kernel: AbstractKernel, z: Float[Array, "M D"], weights: Float[A
     return Contraction(kernel, z, weights, tuple(pairs))
 
 
-def psi2_trace(contraction: Contraction, mean: Float[Array, "B D"], variance: Spread) -> Float[Array, "B K"]:
-    """``tr(W_k psi2_b)``, without holding psi2."""
+def covariance_trace(contraction: Contraction, mean: Float[Array, "B D"], variance: Spread) -> Float[Array, "B K"]:
+    """``tr(W_k Cov[k(Z, h_b)])``, without holding the covariances."""
     kernel, z = contraction.kernel, contraction.z
     parts = _closed_parts(kernel)
 
@@ -118,14 +124,14 @@ def psi2_trace(contraction: Contraction, mean: Float[Array, "B D"], variance: Sp
     return _map_rows(block, block_rows(kernel, z), mean, variance)
 
 
-def psi2_sum(
+def covariance_sum(
     kernel: AbstractKernel,
     z: Float[Array, "M D"],
     mean: Float[Array, "B D"],
     variance: Spread,
     rows: Float[Array, "B K"],
 ) -> Float[Array, "K M M"]:
-    """``sum_b rows_bk psi2_b``, without holding psi2."""
+    """``sum_b rows_bk Cov[k(Z, h_b)]``, without holding the covariances."""
     parts = _closed_parts(kernel)
 
     def block(mean: Array, variance: Array, rows: Array) -> Array:
@@ -137,7 +143,7 @@ def psi2_sum(
 
 
 def block_rows(kernel: AbstractKernel, z: Float[Array, "M D"]) -> int:
-    """Rows whose psi2 fits into a block; half as many again are not worth a second one."""
+    """Rows whose covariances fit into a block; half as many again are not worth a second one."""
     M, D = z.shape
     per_row = M * (M + 1) // 2 if _closed_parts(kernel) is not None else M * len(_points(D)[0])
     return max(8, _BLOCK_NUMBERS // per_row)
@@ -183,19 +189,19 @@ def _has_affine(parts: tuple[AbstractKernel, ...]) -> bool:
     return any(isinstance(part, (Linear, Constant)) for part in parts)
 
 
-def _pairs(bumps: Bumps) -> Bumps:
-    """Products of a row of bumps with itself, each pair once."""
+def _pairs(bumps: Bumps) -> Pairs:
+    """A row of bumps with itself, each pair once."""
     centres, heights = _take_pairs(bumps.centres), _take_pairs(bumps.log_heights[:, None])
     first, second = (Bumps(c, bumps.precision, w[:, 0]) for c, w in zip(centres, heights, strict=True))
-    return multiply(first, second)
+    return pair(first, second)
 
 
-def _all_pairs(first: Bumps, second: Bumps) -> Bumps:
-    """Products of every bump of one row with every bump of another."""
+def _all_pairs(first: Bumps, second: Bumps) -> Pairs:
+    """Every bump of one row with every bump of another."""
     M, J = len(first.centres), len(second.centres)
     left = Bumps(jnp.repeat(first.centres, J, axis=0), first.precision, jnp.repeat(first.log_heights, J))
     right = Bumps(jnp.tile(second.centres, (M, 1)), second.precision, jnp.tile(second.log_heights, M))
-    return multiply(left, right)
+    return pair(left, right)
 
 
 def _closed_trace(
@@ -203,17 +209,15 @@ def _closed_trace(
 ) -> Float[Array, "B K"]:
     z, weights = contraction.z, contraction.weights
     total = jnp.zeros((len(mean), len(weights)), mean.dtype)
-    for bumps, packed in contraction.pairs:
-        total = total + product(expected_bumps(bumps, mean, variance), packed)
+    for pairs, packed in contraction.pairs:
+        total = total + product(bump_covariances(pairs, mean, variance), packed)
     if not _has_affine(parts):
         return total
     affine = _affine(parts, z)
-    at = affine.at(mean, z)
-    total = total + jnp.einsum("bm,kmn,bn->bk", at, weights, at)
     slopes = z * affine.variance[None]
     total = total + _contract(variance, jnp.einsum("md,kmn,ne->kde", slopes, weights, slopes))
     for bumps in _all_bumps(parts, z):
-        cross = _bumps_times_affine(bumps, affine, z, mean, variance)
+        cross = _bumps_with_affine(bumps, affine, z, mean, variance)
         total = total + 2.0 * jnp.einsum("bmn,kmn->bk", cross, weights)
     return total
 
@@ -225,33 +229,31 @@ def _closed_sum(
     total = jnp.zeros((K, M, M), mean.dtype)
     every = _all_bumps(parts, z)
     for number, bumps in enumerate(every):
-        packed = transposed_product(rows, expected_bumps(_pairs(bumps), mean, variance))
+        packed = transposed_product(rows, bump_covariances(_pairs(bumps), mean, variance))
         total = total + _unpack(packed)
         for other in every[:number]:
-            unlike = transposed_product(rows, expected_bumps(_all_pairs(bumps, other), mean, variance))
+            unlike = transposed_product(rows, bump_covariances(_all_pairs(bumps, other), mean, variance))
             total = total + _twice_symmetric(unlike.reshape(K, M, M))
     if not _has_affine(parts):
         return total
     affine = _affine(parts, z)
-    at = affine.at(mean, z)
-    total = total + jnp.einsum("bk,bm,bn->kmn", rows, at, at)
     slopes = z * affine.variance[None]
     total = total + jnp.einsum("md,kde,ne->kmn", slopes, _summed(variance, rows), slopes)
     for bumps in every:
-        cross = _bumps_times_affine(bumps, affine, z, mean, variance)
+        cross = _bumps_with_affine(bumps, affine, z, mean, variance)
         total = total + _twice_symmetric(jnp.einsum("bk,bmn->kmn", rows, cross))
     return total
 
 
-def _bumps_times_affine(bumps: Bumps, affine: _Affine, z: Array, mean: Array, variance: Array) -> Float[Array, "B M M"]:
-    """``E[bump_m(h) (h^T V z_n + b)]``: the bump tilts h's mean to ``mu + C R (z_m - mu)``."""
+def _bumps_with_affine(bumps: Bumps, affine: _Affine, z: Array, mean: Array, variance: Array) -> Float[Array, "B M M"]:
+    """``Cov[bump_m(h), h^T V z_n]``: the bump tilts h's mean from mu to ``mu + C R (z_m - mu)``."""
     _, R = shrink(bumps.precision, variance)
     away = z[None] - mean[:, None]
     if variance.ndim == 2:
-        tilted = mean[:, None] + (variance * R)[:, None] * away
+        tilt = (variance * R)[:, None] * away
     else:
-        tilted = mean[:, None] + jnp.einsum("bde,bef,bmf->bmd", variance, R, away)
-    values = jnp.einsum("bmd,nd->bmn", tilted * affine.variance[None, None], z) + affine.bias
+        tilt = jnp.einsum("bde,bef,bmf->bmd", variance, R, away)
+    values = jnp.einsum("bmd,nd->bmn", tilt * affine.variance[None, None], z)
     return expected_bumps(bumps, mean, variance)[:, :, None] * values
 
 
@@ -358,17 +360,24 @@ def _numerical_psi1(kernel: AbstractKernel, z: Array, mean: Array, variance: Arr
 def _numerical_trace(
     kernel: AbstractKernel, z: Array, mean: Array, variance: Array, matrices: Array
 ) -> Float[Array, "B K"]:
-    inputs, weights = _scatter(mean, variance)
-    values = jax.vmap(lambda x: kernel.gram(x, z))(inputs)
+    values, weights = _centred_values(kernel, z, mean, variance)
     return jnp.einsum("s,sbm,kmn,sbn->bk", weights, values, matrices, values, optimize="optimal")
 
 
 def _numerical_sum(
     kernel: AbstractKernel, z: Array, mean: Array, variance: Array, rows: Array
 ) -> Float[Array, "K M M"]:
+    values, weights = _centred_values(kernel, z, mean, variance)
+    return jnp.einsum("s,bk,sbm,sbn->kmn", weights, rows, values, values, optimize="optimal")
+
+
+def _centred_values(
+    kernel: AbstractKernel, z: Array, mean: Array, variance: Array
+) -> tuple[Float[Array, "S B M"], Float[Array, " S"]]:
+    """``k(h, Z)`` less its expectation at the inputs to evaluate at, and their weights."""
     inputs, weights = _scatter(mean, variance)
     values = jax.vmap(lambda x: kernel.gram(x, z))(inputs)
-    return jnp.einsum("s,bk,sbm,sbn->kmn", weights, rows, values, values, optimize="optimal")
+    return values - jnp.einsum("s,sbm->bm", weights, values)[None], weights
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
