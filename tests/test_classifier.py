@@ -14,7 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from fathomgp import DeepGPClassifier, DeepGPRegressor, load
 from fathomgp.data import read_labels
 from fathomgp.errors import DataError, DataWarning, FathomWarning, SettingError
-from fathomgp.estimators._settings import tuned_inference
+from fathomgp.estimators._settings import tuned_inference, tuning_remarks
 from fathomgp.fitting import Checkpointing
 from fathomgp.inference import AEP, DSVI
 from fathomgp.likelihoods import Bernoulli, Gaussian, Poisson, RobustMax, Softmax
@@ -236,6 +236,12 @@ def test_settings_for_labels():
     assert tuned_inference("aep", "default", labels=True, num_data=10**5) == AEP(inner_root=0.1, alpha=0.1)
     mine = DSVI()
     assert tuned_inference(mine, "default", labels=True, num_data=300) is mine
+    # What was chosen is told.
+    told = tuning_remarks("dsvi", "default", tuned_inference("dsvi", "default", labels=True, num_data=300))
+    assert told[0].startswith("For labels, method='dsvi' means DSVI(steps=500, inner_root=0.1): pass such")
+    assert tuning_remarks("dsvi", "default", DSVI()) == tuning_remarks(mine, "default", DSVI(steps=3)) == ()
+    paper = tuned_inference("dsvi", "salimbeni2017", labels=False, num_data=300)
+    assert tuning_remarks("dsvi", "salimbeni2017", paper)[0].startswith("For recipe='salimbeni2017', method='dsvi'")
 
 
 def test_unfitted_models_say_so():

@@ -14,7 +14,7 @@ from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import fit_model
-from fathomgp.inference import AEP, DSVI, SGHMC, Decoupled, _streaming, dsvi
+from fathomgp.inference import AEP, DSVI, SGHMC, SGPR, Decoupled, MeanField, _streaming, dsvi
 from fathomgp.inference._descent import natural_size, warm_up
 from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence, natural_noise, natural_step, streamed_loss
 from fathomgp.inference.exact import condition, log_evidence
@@ -301,7 +301,10 @@ def test_the_papers_settings_to_the_letter():
         shallow_start=False,
         inner_root=1e-5,
         decay=False,
+        parameterisation="whitened",
     )
+    for labels, rows, steps in ((True, 500, 100_000), (False, 515_345, 100_000), (False, 10**9, 500_000)):
+        assert tuned_inference("dsvi", "salimbeni2017", labels=labels, num_data=rows).steps == steps
     mine = DSVI(steps=7)
     assert tuned_inference(mine, "salimbeni2017", labels=False, num_data=500) is mine
     assert tuned_inference("dsvi", "default", labels=False, num_data=500) == DSVI()
@@ -314,10 +317,11 @@ def test_the_papers_settings_to_the_letter():
         assert float(layer.kernel.variance.value) == pytest.approx(2.0)
         assert layer.num_inducing == 100
     assert [float(layer.noise.value) for layer in model.layers[:-1]] == pytest.approx([1e-5, 1e-5])
-    q = initial_q(model, inner_root=inference.inner_root)
+    q = inference.init(model, ArraySource(x, x[:, :1]), key=jax.random.key(0)).q
+    assert all(isinstance(layer, Whitened) for layer in q)
     assert all(np.all(layer.mean == 0.0) for layer in q)
     assert np.allclose(q[0].root, 1e-5 * np.eye(100)[None])
-    assert np.allclose(q[-1].root, np.eye(100)[None])
+    assert np.allclose(q[-1].root, np.eye(100)[None])  # of width 1 too: not what an observation would leave of it
 
 
 def test_without_decay_and_natural_gradients_every_step_is_adams(data, key):
@@ -416,6 +420,26 @@ def test_steps_are_compiled_before_the_start_is_known(data, key, inference):
     assert dataclasses.replace(inference, shallow_start=False).sketch(model, source) is None
 
 
+@pytest.mark.parametrize(
+    ("inference", "told"),
+    [
+        (DSVI(start_rows=50), ["on 50 of the 80 rows: start_rows"]),
+        (DSVI(start_rows=50, shallow_start=False), []),
+        (DSVI(), []),
+        (MeanField(start_rows=50), ["on 50 of the 80 rows: start_rows"]),
+        (Decoupled(start_rows=50, points_rows=60), ["on 50 of the 80", "of 60 of the 80 rows: points_rows"]),
+        (SGPR("greedy", candidates=30, selection_rows=70), ["among 30 random rows, judged on 70 of the 80"]),
+        (SGPR(candidates=30), []),
+    ],
+)
+def test_starts_that_do_not_see_all_rows_are_told(rng, inference, told):
+    x = rng.normal(size=(80, 2))
+    source, model = ArraySource(x, x[:, :1]), deep(x, depth=1 if isinstance(inference, SGPR) else 2)
+    remarks = inference.remarks(model, source, inference.plan(80, None))
+    assert len(remarks) == len(told)
+    assert all(part in remark for part, remark in zip(told, remarks, strict=True))
+
+
 def test_one_layer_is_fitted_by_its_shallow_start(rng, key):
     """With Gaussian noise and all rows in the start, steps have nothing to add: one looks at the bound, none moves."""
     x = rng.uniform(-2.0, 2.0, size=(80, 2))
@@ -424,10 +448,20 @@ def test_one_layer_is_fitted_by_its_shallow_start(rng, key):
     fit = functools.partial(fit_model, model=model, source=source, key=key, verbose=False)
     start, longer = fit(DSVI()), fit(DSVI(steps=200))
     assert len(start.history["objective"]) == 1
-    assert "on all 80 rows has found the best bound, so DSVI takes no steps" in start.messages[0]
+    assert "on all 80 rows has found their best bound, so DSVI takes no steps" in start.messages[0]
     part = fit(DSVI(start_rows=50))  # the start has not seen everything
-    assert part.messages == ("One layer starts from sparse GP regression on 50 rows and takes 500 steps from there.",)
+    assert "on 50 rows and takes 500 steps from there: one_layer says" in part.messages[0]
     assert len(part.history["objective"]) == 500
+    none = fit(DSVI(start_rows=50, one_layer="collapsed"))
+    assert len(none.history["objective"]) == 1
+    assert "on 50 of the 80 rows has found their best bound" in none.messages[0]
+    every = fit(DSVI(one_layer="stochastic"))
+    assert len(every.history["objective"]) == 1000
+    assert every.messages == ()
+    with pytest.raises(SettingError, match="one_layer='none' is unknown: choose one of 'auto', 'collapsed'"):
+        DSVI(one_layer="none")
+    with pytest.raises(SettingError, match="parameterisation='lifted' is unknown"):
+        DSVI(parameterisation="lifted")
     assert longer.messages == ()
     assert len(longer.history["objective"]) == 200
     assert start.history["objective"][0] < longer.history["objective"][-1] + 1e-3

@@ -27,6 +27,7 @@ from fathomgp.estimators._settings import (
     find_method,
     key_for,
     tuned_inference,
+    tuning_remarks,
 )
 from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
@@ -78,6 +79,7 @@ class _DeepGPEstimator(BaseEstimator):
         labels = likelihood.target_kind == "class"
         rows = X.num_data if targets is None else len(X)
         inference = tuned_inference(self.method, self.recipe, labels=labels, num_data=rows, batch_size=self.batch_size)
+        tuned = tuning_remarks(self.method, self.recipe, inference)
         seed = self._draw_seed()
         dtype = PRECISIONS[self.precision]
         if targets is None:
@@ -119,7 +121,7 @@ class _DeepGPEstimator(BaseEstimator):
         return {
             "posterior_": result.posterior,
             "history_": result.history | self._judge_chains(result.posterior, data.sample[:_JUDGED_ROWS]),
-            "messages_": list(result.messages),
+            "messages_": [*tuned, *result.messages],
             "fit_seconds_": result.seconds,
             "n_iter_": max(1, len(result.history.get("step", ()))),
             "target_names_": data.target_names,

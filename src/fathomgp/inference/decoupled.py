@@ -41,7 +41,9 @@ from fathomgp.inference.dsvi import (
     initial_q,
     kl_divergence,
     natural_step,
+    num_start_rows,
     shallow_start,
+    start_remarks,
     streamed_loss,
 )
 from fathomgp.likelihoods import Gaussian
@@ -59,8 +61,6 @@ from fathomgp.model import (
 from fathomgp.parameters import all_finite, real
 
 PARAMETERISATIONS = ("orthogonal", "lifted")
-#: k-means looks at so many rows at most.
-_START_ROWS = 5000
 
 
 class DecoupledQ(eqx.Module):
@@ -88,7 +88,9 @@ class Decoupled(AbstractDescent):
         mean_inducing: points of the mean; ``None`` for 3 M. No more than there are distinct rows.
         variance_inducing: points of the variance; ``None`` for M / 2.
         steps: how many; ``None``: 2,000, and up to 8,000 where data fill more than ten batches.
-        batch_size, learning_rate, natural, num_samples, test_samples, shallow_start, inner_root: as in DSVI.
+        batch_size, learning_rate, natural, num_samples, test_samples, shallow_start, start_rows, inner_root: as in
+            DSVI.
+        points_rows: rows that k-means looks at for both sets of points, at the most.
     """
 
     parameterisation: str = eqx.field(static=True, default="orthogonal")
@@ -101,6 +103,8 @@ class Decoupled(AbstractDescent):
     num_samples: int = eqx.field(static=True, default=1)
     test_samples: int = eqx.field(static=True, default=100)
     shallow_start: bool = eqx.field(static=True, default=True)
+    start_rows: int | str = eqx.field(static=True, default="auto")
+    points_rows: int = eqx.field(static=True, default=5000)
     inner_root: float = eqx.field(static=True, default=0.01)
 
     def __check_init__(self):
@@ -108,7 +112,8 @@ class Decoupled(AbstractDescent):
             raise SettingError(
                 f"parameterisation={self.parameterisation!r} is unknown: choose 'orthogonal' or 'lifted'."
             )
-        self._check("mean_inducing", "variance_inducing", "num_samples", "test_samples")
+        self._check("mean_inducing", "variance_inducing", "num_samples", "test_samples", "points_rows")
+        num_start_rows(self.start_rows)
 
     def usual_steps(self, batches: int) -> int:
         """How many steps data that fill so many batches need."""
@@ -138,6 +143,14 @@ class Decoupled(AbstractDescent):
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, DSVIInfo(objective, ok, jnp.asarray(False), loss.jitter, loss.kl / batch.num_data)
 
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """How many rows points and hyperparameters start from, where these are not all."""
+        remarks = start_remarks(self, model, data)
+        if data.num_data <= self.points_rows:
+            return remarks
+        points = f"Both sets of points are centres of {self.points_rows} of the {data.num_data} rows: points_rows sets"
+        return (*remarks, f"{points} how many.")
+
     def posterior(self, state: DescentState, data: AbstractSource | None) -> LayeredPosterior:
         """The mixture over sample paths, as DSVI's."""
         posterior, reports = decoupled_posterior(state.model, state.q, self.test_samples, self.parameterisation)
@@ -150,7 +163,7 @@ class Decoupled(AbstractDescent):
     ) -> tuple[DeepGP, list[Float[Array, "Ma _"]]]:
         """The model with the variance's points for its inducing inputs, and the mean's points of every layer."""
         seed = int(jax.random.bits(key, dtype=jnp.uint32))
-        x = np.asarray(data.subset(_START_ROWS, seed=seed)[0], np.float64)
+        x = np.asarray(data.subset(self.points_rows, seed=seed)[0], np.float64)
         size = model.layers[0].num_inducing
         variance = kmeans_centres(x, self.variance_inducing or max(1, size // 2), seed=seed)
         mean = kmeans_centres(x, self.mean_inducing or 3 * size, seed=seed)
@@ -169,10 +182,11 @@ class Decoupled(AbstractDescent):
         base = initial_q(model, inner_root=self.inner_root)
         nu = [jnp.zeros((len(at), layer.width), at.dtype) for at, layer in zip(points, model.layers, strict=True)]
         if self.shallow_start and isinstance(model.likelihood, Gaussian):
+            rows = num_start_rows(self.start_rows)
             if self.parameterisation == "lifted":
-                model, points[-1], nu[-1] = _lifted_start(model, points[-1], data, key=key)
+                model, points[-1], nu[-1] = _lifted_start(model, points[-1], data, key=key, rows=rows)
             else:
-                model, last = shallow_start(model, data, key=key, fit_means=False)
+                model, last = shallow_start(model, data, key=key, fit_means=False, rows=rows)
                 base = (*base[:-1], last)
         return model, tuple(DecoupledQ(*parts) for parts in zip(base, points, nu, strict=True))
 
@@ -248,12 +262,12 @@ def decoupled_posterior(
 
 
 def _lifted_start(
-    model: DeepGP, points: Float[Array, "Ma D"], data: AbstractSource, *, key: PRNGKeyArray
+    model: DeepGP, points: Float[Array, "Ma D"], data: AbstractSource, *, key: PRNGKeyArray, rows: int
 ) -> tuple[DeepGP, Float[Array, "Ma D"], Float[Array, "Ma P"]]:
     """The shallow start on the mean's points: kernel, noise, where the points end, and the mean's weights."""
     last = model.layers[-1]
     wide = dataclasses.replace(model, layers=(*model.layers[:-1], dataclasses.replace(last, z=real(points))))
-    fitted, optimal = shallow_start(wide, data, key=key, fit_means=False)
+    fitted, optimal = shallow_start(wide, data, key=key, fit_means=False, rows=rows)
     z = fitted.layers[-1].z
     assert z is not None
     layers = (*fitted.layers[:-1], dataclasses.replace(fitted.layers[-1], z=last.z))

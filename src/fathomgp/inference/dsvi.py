@@ -66,6 +66,9 @@ from fathomgp.parameters import all_finite, cast, partition, real
 #: q(v) of a layer.
 Q = Whitened | Informed
 
+#: How the q that Adam moves is parameterised, and what one layer does after its shallow start.
+PARAMETERISATIONS = ("auto", "whitened")
+ONE_LAYER = ("auto", "collapsed", "stochastic")
 #: Rows and L-BFGS steps of the shallow start, at the most, unless a setting says otherwise.
 _START_ROWS = 2000
 _START_STEPS = 300
@@ -89,9 +92,8 @@ class DSVI(AbstractDescent):
     """Doubly stochastic variational inference; with one layer, the sparse variational GP.
 
     Attributes:
-        steps: how many; ``None``: 1,000 where data fill up to ten batches, else 150 for each batch, up to 6,000. One
-            layer with a shallow start takes half of them, and none if the start has seen all rows: it has then found
-            the best bound.
+        steps: how many; ``None``: 1,000 where data fill up to ten batches, else 150 for each batch, up to 6,000; fewer
+            for one layer, see ``one_layer``.
         batch_size: rows a step; data with fewer rows are used whole.
         learning_rate: Adam's; it is reached within a hundred steps, and falls to a tenth along a cosine over the last
             half of all steps.
@@ -106,6 +108,14 @@ class DSVI(AbstractDescent):
         inner_root: standard deviation of the inner layers' q at the start (that of the noise where a noisy observation
             informs q: the same when it is small), in units of the prior's. At 1 the inner layers are noise that
             training switches off for good; the paper's 1e-5 costs hundreds of nats of KL first.
+        parameterisation: of the q that Adam moves. ``"whitened"`` is N(m, T T^T); ``"auto"`` is what a noisy
+            observation would leave (:class:`~fathomgp.model.Informed`) where every output has a k(Z, x) of its own, for
+            half the work, and ``"whitened"`` elsewhere. Where q starts as the prior, the former starts with half its
+            variance.
+        one_layer: what one layer with Gaussian noise does after its shallow start, which has found the best bound on
+            the rows that it has seen. ``"stochastic"`` takes all steps, ``"collapsed"`` none; ``"auto"`` is the latter
+            where it has seen all rows, and takes half the steps where not. Steps that were asked for are always taken,
+            and in float32, where the collapsed bound is not exact enough, ``"auto"`` is ``"stochastic"``.
         decay: whether step sizes rise and fall at all.
     """
 
@@ -120,9 +130,15 @@ class DSVI(AbstractDescent):
     start_rows: int | str = eqx.field(static=True, default="auto")
     inner_root: float = eqx.field(static=True, default=0.01)
     decay: bool = eqx.field(static=True, default=True)
+    parameterisation: str = eqx.field(static=True, default="auto")
+    one_layer: str = eqx.field(static=True, default="auto")
 
     def __check_init__(self):
         self._check("num_samples", "test_samples")
+        for name, choices in (("parameterisation", PARAMETERISATIONS), ("one_layer", ONE_LAYER)):
+            if getattr(self, name) not in choices:
+                options = ", ".join(map(repr, choices))
+                raise SettingError(f"{name}={getattr(self, name)!r} is unknown: choose one of {options}.")
         self._num_start_rows()
 
     def usual_steps(self, batches: int) -> int:
@@ -135,12 +151,12 @@ class DSVI(AbstractDescent):
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
         prior = initial_q(model, inner_root=self.inner_root)
-        inner, last = _inform(model.layers[:-1], prior[:-1]), prior[-1:]
+        inner, last = self._inform(model.layers[:-1], prior[:-1]), prior[-1:]
         if self.shallow_start and isinstance(model.likelihood, Gaussian):
             model, fitted = shallow_start(model, data, key=key, rows=self._num_start_rows())
             last = (fitted,)
         elif self.natural == 0.0:
-            last = _inform(model.layers[-1:], last)
+            last = self._inform(model.layers[-1:], last)
         return self._start(model, (*inner, *last))
 
     def sketch(self, model: DeepGP, data: AbstractSource) -> DescentState | None:
@@ -162,7 +178,7 @@ class DSVI(AbstractDescent):
             if self.shallow_start:  # without it, noise would take in what no function has explained yet
                 new = dataclasses.replace(new, model=natural_noise(new.model, state.model, model_gradient, batch, size))
         done = jnp.asarray(False)
-        if phase.usual and self._starts_close(state.model):
+        if self._takes_fewer(phase, state.model):
             done, moves = state.steps + 1 >= state.horizon, state.horizon > 0
             new, fine = jax.tree.map(lambda new, old: jnp.where(moves, new, old), new, state), fine | ~moves
         objective = (loss.data + loss.kl) / batch.num_data
@@ -172,29 +188,46 @@ class DSVI(AbstractDescent):
     def enter(self, phase: Phase, state: DescentState, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Tell the schedule how many steps there will be: fewer where the shallow start is most of the fit."""
         steps = phase.steps
-        if phase.usual and self._starts_close(state.model):
-            steps = 0 if data.num_data <= self._num_start_rows() else steps // 2
+        if self._takes_fewer(phase, state.model):
+            steps = 0 if self._collapses(data.num_data) else steps // 2
         return eqx.tree_at(lambda s: s.horizon, state, jnp.asarray(steps, jnp.int32))
 
     def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
-        """What one layer leaves to the shallow start."""
-        if not (plan[0].usual and self._starts_close(model)):
-            return ()
-        if data.num_data > self._num_start_rows():
-            steps, rows = plan[0].steps // 2, self._num_start_rows()
-            return (f"One layer starts from sparse GP regression on {rows} rows and takes {steps} steps from there.",)
+        """What one layer leaves to the shallow start, or how many rows that has seen."""
+        if not self._takes_fewer(plan[0], model):
+            return start_remarks(self, model, data)
+        rows = min(self._num_start_rows(), data.num_data)
+        if not self._collapses(data.num_data):
+            steps = plan[0].steps // 2
+            return (
+                f"One layer starts from sparse GP regression on {rows} rows and takes {steps} steps from there: "
+                "one_layer says how many.",
+            )
+        seen = f"all {rows}" if rows == data.num_data else f"{rows} of the {data.num_data}"
         return (
-            f"One layer with Gaussian noise: sparse GP regression on all {data.num_data} rows has found the best "
-            "bound, so DSVI takes no steps of its own. Set steps, or shallow_start=False, for stochastic steps.",
+            f"One layer with Gaussian noise: sparse GP regression on {seen} rows has found their best bound, so DSVI "
+            "takes no steps of its own. Set one_layer='stochastic' for stochastic steps.",
         )
 
     def _num_start_rows(self) -> int:
-        return rows_or_auto("start_rows", self.start_rows, _START_ROWS)
+        return num_start_rows(self.start_rows)
 
-    def _starts_close(self, model: DeepGP) -> bool:
-        """Whether the shallow start is the same model's optimum on the rows that it has seen; not so in float32."""
+    def _takes_fewer(self, phase: Phase, model: DeepGP) -> bool:
+        """Whether one layer leaves steps that nobody asked for to the shallow start: the same model's optimum."""
         started = model.depth == 1 and self.shallow_start and isinstance(model.likelihood, Gaussian)
-        return started and model.layers[0].z is not None and model.layers[0].z.raw.dtype == jnp.float64
+        if not (started and phase.usual) or self.one_layer == "stochastic":
+            return False
+        z = model.layers[0].z
+        return self.one_layer == "collapsed" or (z is not None and z.raw.dtype == jnp.float64)
+
+    def _collapses(self, num_data: int) -> bool:
+        """Whether it leaves all of them."""
+        return self.one_layer == "collapsed" or num_data <= self._num_start_rows()
+
+    def _inform(self, layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Q as Adam should see it: informed by a noisy observation where every output has a k(Z, x) of its own."""
+        own = (self.parameterisation == "auto" and (layer.separate or layer.width == 1) for layer in layers)
+        return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
     def posterior(self, state: DescentState, data: AbstractSource | None) -> LayeredPosterior:
         """The mixture (18) over sample paths."""
@@ -384,6 +417,22 @@ def shallow_start(
     return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed, fit_means, effort)
 
 
+def num_start_rows(setting: int | str) -> int:
+    """How many rows a shallow start looks at, at the most."""
+    return rows_or_auto("start_rows", setting, _START_ROWS)
+
+
+def start_remarks(inference: Any, model: DeepGP, data: AbstractSource) -> tuple[str, ...]:
+    """How many rows a shallow start has seen, where these are not all."""
+    rows = num_start_rows(inference.start_rows)
+    if not (inference.shallow_start and isinstance(model.likelihood, Gaussian)) or data.num_data <= rows:
+        return ()
+    return (
+        f"The last layer starts from sparse GP regression on {rows} of the {data.num_data} rows: "
+        "start_rows sets how many.",
+    )
+
+
 def without_shallow_start(inference: Any, model: DeepGP, data: AbstractSource) -> Any | None:
     """A state as from the shallow start, without its work; ``None`` where there is none."""
     if not (inference.shallow_start and isinstance(model.likelihood, Gaussian)):
@@ -479,12 +528,6 @@ def condition_with_kl(model: DeepGP, q: tuple[Q, ...]) -> tuple[list[Conditional
             conditionals.append(condition_on(layer, whitener, one))
             kl = kl + kl_divergence((one,))
     return conditionals, kl, [whitener.report for whitener in whiteners]
-
-
-def _inform(layers: tuple[Layer, ...], q: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Q as Adam should see it: informed by a noisy observation where every output has a k(Z, x) of its own."""
-    own = (layer.separate or layer.width == 1 for layer in layers)
-    return tuple(Informed(one.mean, one.root) if alone else one for one, alone in zip(q, own, strict=True))
 
 
 @program(options=RUN_ONCE)

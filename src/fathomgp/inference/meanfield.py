@@ -27,7 +27,7 @@ from fathomgp.inference._base import AbstractInference, Phase
 from fathomgp.inference._latent_inputs import Latent, LatentInputsPosterior, input_divergence
 from fathomgp.inference._lbfgs import LBFGSInfo, LBFGSState, fitted_model, lbfgs_init, lbfgs_step
 from fathomgp.inference._propagation import PropagatedPosterior, slope
-from fathomgp.inference.dsvi import condition_all, shallow_start
+from fathomgp.inference.dsvi import condition_all, num_start_rows, shallow_start, start_remarks
 from fathomgp.kernels.expectations import covariance_sum, psi0, psi1
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, logdet_lower, safe_cholesky
@@ -73,6 +73,7 @@ class MeanField(AbstractInference):
         steps: evaluations of the bound, at most, when the user does not say.
         latent_inputs: whether the inputs are unknown; the data's inputs are then where their means start.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (not with latent inputs).
+        start_rows: rows that the shallow start looks at, at the most; ``"auto"`` is 2,000.
         test_samples: 1 predicts by one deterministic pass; more predict by so many sample paths.
         tolerance: the search ends when steps gain less than this share of the bound.
     """
@@ -80,6 +81,7 @@ class MeanField(AbstractInference):
     steps: int = eqx.field(static=True, default=400)
     latent_inputs: bool = eqx.field(static=True, default=False)
     shallow_start: bool = eqx.field(static=True, default=True)
+    start_rows: int | str = eqx.field(static=True, default="auto")
     test_samples: int = eqx.field(static=True, default=1)
     tolerance: float = eqx.field(static=True, default=1e-6)
 
@@ -87,6 +89,7 @@ class MeanField(AbstractInference):
         for name in ("steps", "test_samples"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        num_start_rows(self.start_rows)
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> MeanFieldState:
         """q(h) nearly certain of what the mean functions make of the inputs."""
@@ -96,12 +99,16 @@ class MeanField(AbstractInference):
         if model.skip_inputs and self.latent_inputs:
             raise SettingError("Latent inputs cannot also be handed to later layers: build the model without skips.")
         if self.shallow_start and not self.latent_inputs:
-            model, _ = shallow_start(model, data, key=key)
+            model, _ = shallow_start(model, data, key=key, rows=num_start_rows(self.start_rows))
         return MeanFieldState(lbfgs_init(_first_beliefs(model, data.everything().x, self.latent_inputs)))
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase on all rows."""
         return (Phase("bound", self.steps if max_iter is None else max_iter),)
+
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """How many rows the shallow start has seen, where these are not all."""
+        return () if self.latent_inputs else start_remarks(self, model, data)
 
     def enter(self, phase: Phase, state: MeanFieldState, data: AbstractSource, *, key: PRNGKeyArray) -> MeanFieldState:
         """Nothing changes."""

@@ -46,9 +46,6 @@ from fathomgp.parameters import real
 
 #: Rows that pass through the bound at a time: memory is this many times M.
 _BLOCK = 4096
-#: Candidates and rows that greedy selection looks at, at the most.
-_MAX_CANDIDATES = 2000
-_MAX_SELECTION_ROWS = 10_000
 
 
 class SGPRState(eqx.Module):
@@ -73,18 +70,23 @@ class SGPR(AbstractInference):
         inducing: ``"gradient"`` moves Z with the hyperparameters; ``"greedy"`` chooses Z among the data, fits the
             hyperparameters, and chooses again; ``"fixed"`` leaves Z where the recipe put it.
         rounds: how often greedy selection alternates with the hyperparameters.
+        selection_rows: rows that greedy selection looks at, at the most; no fewer than there are to be inducing points.
+        candidates: of them, those that may become inducing points; likewise.
         tolerance: a phase ends when a step gains less than this share of the bound.
     """
 
     inducing: str = eqx.field(static=True, default="gradient")
     rounds: int = eqx.field(static=True, default=3)
+    selection_rows: int = eqx.field(static=True, default=10_000)
+    candidates: int = eqx.field(static=True, default=2000)
     tolerance: float = eqx.field(static=True, default=1e-7)
 
     def __check_init__(self):
         if self.inducing not in ("gradient", "greedy", "fixed"):
             raise SettingError(f"inducing must be 'gradient', 'greedy' or 'fixed', but it is {self.inducing!r}.")
-        if self.rounds < 1:
-            raise SettingError(f"rounds must be at least 1, but it is {self.rounds}.")
+        for name in ("rounds", "selection_rows", "candidates"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> SGPRState:
         """The recipe's parameters; Z is a constant unless it moves by gradient."""
@@ -101,11 +103,22 @@ class SGPR(AbstractInference):
         rounds = self.rounds if self.inducing == "greedy" else 1
         return (Phase("optimise", 500 if max_iter is None else max_iter),) * rounds
 
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """What greedy selection does not look at."""
+        if self.inducing != "greedy" or data.num_data <= self.candidates:
+            return ()
+        rows = min(self.selection_rows, data.num_data)
+        return (
+            f"Inducing points are chosen among {self.candidates} random rows, judged on {rows} of the {data.num_data}: "
+            "candidates and selection_rows set how many.",
+        )
+
     def enter(self, phase: Phase, state: SGPRState, data: AbstractSource, *, key: PRNGKeyArray) -> SGPRState:
         """Choose Z anew, if it is chosen greedily."""
         model = best_model(state.search)
         if self.inducing == "greedy":
-            z = greedy_inducing(model, data, model.layers[0].num_inducing, key=key)
+            sizes = {"num_rows": self.selection_rows, "num_candidates": self.candidates}
+            z = greedy_inducing(model, data, model.layers[0].num_inducing, key=key, **sizes)
             model = _with_inducing(model, z, trainable=False)
         return SGPRState(lbfgs_begin(state.search, model), state.shared)
 
@@ -207,17 +220,23 @@ def summarise(layer: Layer, whitener: Whitener, batch: Batch, *, shared: bool) -
 
 
 def greedy_inducing(
-    model: DeepGP, data: AbstractSource, num_inducing: int, *, key: PRNGKeyArray
+    model: DeepGP,
+    data: AbstractSource,
+    num_inducing: int,
+    *,
+    key: PRNGKeyArray,
+    num_rows: int = 10_000,
+    num_candidates: int = 2000,
 ) -> Float[Array, "M D"]:
     """Inducing inputs chosen among the data, one birth after the other, hyperparameters fixed.
 
-    Scores use some 10,000 random rows and 2,000 of them as candidates, or as many as there are to be inducing points;
-    a missing output counts as its mean.
+    Scores use ``num_rows`` random rows and ``num_candidates`` of them as candidates, at the most, or as many as there
+    are to be inducing points; a missing output counts as its mean.
     """
     rows_key, candidates_key = jax.random.split(key)
-    subset = data.subset(max(_MAX_SELECTION_ROWS, num_inducing), seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
+    subset = data.subset(max(num_rows, num_inducing), seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
     x, y, observed = (jnp.asarray(part) for part in subset)
-    candidates = jax.random.permutation(candidates_key, len(x))[: max(_MAX_CANDIDATES, num_inducing)]
+    candidates = jax.random.permutation(candidates_key, len(x))[: max(num_candidates, num_inducing)]
     residual = jnp.where(observed, y - model.layers[0].mean(x), 0.0)
     noise = jnp.mean(gaussian_noise(model, y.shape[1]))
     chosen = _greedy_births(model.layers[0].kernel, x, residual, noise, candidates, min(num_inducing, len(x)))
