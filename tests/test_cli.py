@@ -9,10 +9,11 @@ import pytest
 import fathomgp
 from fathomgp import demo
 from fathomgp.cli._compiled import keep_compiled
-from fathomgp.cli._files import ColumnMatcher, TableWriter, read_blocks
+from fathomgp.cli._files import ColumnMatcher, TableWriter
 from fathomgp.cli._fit import _hold_out, _looks_like_labels
 from fathomgp.cli._parse import one_or_each, quantiles, splits
 from fathomgp.cli._scores import named_scores
+from fathomgp.data import read_blocks
 from fathomgp.errors import DataError, SettingError
 from fathomgp.metrics import evaluate
 
@@ -86,7 +87,7 @@ def test_quiet_says_nothing(run, csv, tmp_path):
 
 
 def test_few_rows_are_all_fitted(capsys):
-    train, test = _hold_out(6, 0.1, 0)
+    train, test = _hold_out(pd.Series(range(6)), 0.1, 0, labels=False)
     assert (len(train), len(test)) == (6, 0)
     assert "Note: 6 rows are too few" in capsys.readouterr().err
 
@@ -119,7 +120,7 @@ def test_labels_are_classified(run, refuse, table, tmp_path):
     refused = refuse("fit", path, "--target", "kind", "--task", "regression", "--out", tmp_path / "r")
     assert "holds text" in refused
     assert "choose regression or classification" in refuse(
-        "fit", path, "--target", "kind", "--task", "x", "--out", model
+        "fit", path, "--target", "kind", "--task", "x", "--out", tmp_path / "r"
     )
 
 
@@ -155,8 +156,8 @@ def test_fit_refuses_bad_settings(refuse, csv, tmp_path, arguments, sentence):
         ("", "is empty"),
         ("height,price\n", "no rows"),
         ("height,price\n1,2\ntall,3\n", "'height' of data.csv holds text"),
-        ("height,price\n1,2\n,3\n2,4\n", "'height' of X contains NaN"),
-        ("height,price\n1,2\n3,\n2,4\n", "y contains NaN"),
+        ("height,price\n1,2\n,3\n2,4\n", "'height' of data.csv contains NaN (first in line 3)"),
+        ("height,price\n1,2\n3,\n2,4\n", "y contains NaN (first in line 3)"),
         ("height,price\n1,2\n", "at least 2 are needed"),
         ('height,price\n1,2\n"3,4\n', "cannot be read"),
     ],
@@ -197,7 +198,7 @@ def test_parquet_in_and_out_agrees_with_csv(run, model, csv, table, tmp_path):
 
 def test_blocks_agree_with_the_whole(run, model, csv, tmp_path, monkeypatch):
     run("predict", model, csv, "-o", tmp_path / "whole.csv")
-    monkeypatch.setattr("fathomgp.cli._files.BLOCK_ROWS", 16)
+    monkeypatch.setattr("fathomgp.cli._predict.BLOCK_ROWS", 16)
     run("predict", model, csv, "-o", tmp_path / "blocks.csv")
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "whole.csv"), pd.read_csv(tmp_path / "blocks.csv"), rtol=1e-12)
 
@@ -249,11 +250,10 @@ def test_predict_refuses_other_columns(refuse, model, table, tmp_path, columns, 
 
 
 def test_predict_refuses_text_and_leaves_nothing(refuse, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("fathomgp.cli._files.BLOCK_ROWS", 2)
+    monkeypatch.setattr("fathomgp.cli._predict.BLOCK_ROWS", 2)
     (tmp_path / "new.csv").write_text("height,width\n1,2\n1,2\nx,2\n")
     message = refuse("predict", model, tmp_path / "new.csv", "-o", tmp_path / "p.csv")
-    assert "rows from number 2 on" in message
-    assert "holds text ('x' in row 0)" in message
+    assert "holds text ('x' in line 4)" in message
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 

@@ -258,8 +258,8 @@ class TestFiles:
         path = tmp_path / f"data{suffix}"
         frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, index=False)
         X, y = read_table(path, target="price")
-        pd.testing.assert_frame_equal(X, frame[["age", "income"]], check_exact=True)
-        pd.testing.assert_series_equal(y, frame["price"])
+        pd.testing.assert_frame_equal(X.reset_index(drop=True), frame[["age", "income"]], check_exact=True)
+        pd.testing.assert_series_equal(y.reset_index(drop=True), frame["price"])
         assert list(read_table(str(path), target=["price", "age"])[1].columns) == ["price", "age"]
         assert read_table(path, target=None)[1] is None
 
@@ -272,11 +272,11 @@ class TestFiles:
             ("data.csv", b"age,pryce\n1,2\n", r"data.csv has no target column 'price': did you mean 'pryce'\?"),
             ("data.csv", b"a,b\n1,2\n", "no target column 'price': its columns are 'a', 'b'"),
             ("data.csv", b"price\n1\n", "no column beside the target"),
-            ("data.csv", b"city,price\nRome,1\nOslo,2\n", r"Column 'city' of data.csv holds text \('Rome' in row 0\)"),
-            ("data.csv", b"a,price\n1,2\n1,2,3,4\n", r"data.csv cannot be read as csv \("),
-            ("data.csv", b"a,price\n\xff\xfe,2\n", r"data.csv cannot be read as csv \("),
-            ("data.parquet", b"not parquet at all", r"data.parquet cannot be read as parquet \("),
-            ("data.xlsx", b"x", "unknown type '.xlsx': save the table as .csv or .parquet"),
+            ("data.csv", b"city,price\nRome,1\nOslo,2\n", r"Column 'city' of data.csv holds text \('Rome' in line 2\)"),
+            ("data.csv", b"a,price\n1,2\n1,2,3,4\n", r"Line 3 of data.csv has 4 fields"),
+            ("data.csv", b"a,price\n\xff\xfe,2\n", "data.csv is not in UTF-8"),
+            ("data.parquet", b"not parquet at all", r"data.parquet cannot be read \("),
+            ("data.xlsx", b"x", "unknown type '.xlsx': use .csv or .parquet"),
         ],
     )
     def test_bad_files(self, tmp_path, file, content, message):

@@ -303,7 +303,7 @@ def test_csv_with_text_is_refused_and_nothing_is_written(table, tmp_path):
     table["b"] = table["b"].astype(object)
     table.loc[7, "b"] = "x"
     table.to_csv(tmp_path / "trips.csv", index=False)
-    with pytest.raises(DataError, match=r"Column 'b' of trips.csv holds text \('x' in row 7\)"):
+    with pytest.raises(DataError, match=r"Column 'b' of trips.csv holds text \('x' in line 9\)"):
         convert_csv(tmp_path / "trips.csv", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
     with pytest.raises(DataError, match=r"There is no CSV file"):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fathomgp._version import __version__
+from fathomgp.bench._figures import save_figure
 from fathomgp.bench._results import ResultFile
 from fathomgp.data import Dataset, load_dataset, standard_split
 from fathomgp.diagnostics import kurtosis_p_values
@@ -78,7 +79,4 @@ def save_gaussianity_figure(rows: Sequence[Mapping[str, Any]], path: str | os.Pa
     ax.axhline(THRESHOLD, color="black", lw=0.8, ls="--")
     ax.set(yscale="log", ylabel="p-value of a Gaussian")
     ax.set_xticks(range(len(rows)), [f"{row['dataset']}\n{row['depth']} layer(s)" for row in rows])
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, facecolor="white")
-    return path
+    return save_figure(figure, path)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fathomgp.bench._figures import save_figure
 from fathomgp.bench._results import ResultFile
 from fathomgp.data import ArraySource
 from fathomgp.fitting import fit_model
@@ -96,7 +97,4 @@ def save_multimodal_figure(posteriors: dict[str, AbstractPosterior], path: str |
         column[0].set(title=method.upper(), xlabel="x", ylabel="layer 1: f1(x)")
         column[1].set(xlabel="f1", ylabel="layer 2: f2(f1)")
         column[2].set(xlabel="x", ylabel="f2(f1(x)) and the data")
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, facecolor="white")
-    return path
+    return save_figure(figure, path)

@@ -49,18 +49,24 @@ class ResultFile:
         return tuple(str(row[column]) for column in self._key)
 
     def _read(self) -> list[dict[str, str]]:
-        if not self._is_new():
-            self._drop_torn_line()
         if self._is_new():
             return []
+        self._check_header()
+        self._drop_torn_line()
         with open(self.path, encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if reader.fieldnames != self._columns:
-                raise DataError(
-                    f"{self.path} has other columns than this benchmark writes ({', '.join(self._columns)}): "
-                    "choose another file, or move this one away."
-                )
-            return list(reader)
+            return list(csv.DictReader(file))
+
+    def _check_header(self) -> None:
+        """Only a file of this benchmark may be touched; a machine that stopped may have left half of its header."""
+        expected = io.StringIO()
+        csv.writer(expected, lineterminator="\n").writerow(self._columns)
+        with open(self.path, "rb") as file:
+            begin = file.read(len(expected.getvalue().encode()))
+        if begin != expected.getvalue().encode()[: len(begin)]:
+            raise DataError(
+                f"{self.path} has other columns than this benchmark writes ({', '.join(self._columns)}): "
+                "choose another file, or move this one away."
+            )
 
     def _is_new(self) -> bool:
         return not self.path.exists() or self.path.stat().st_size == 0

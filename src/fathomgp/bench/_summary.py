@@ -5,10 +5,10 @@ import os
 import pathlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from fathomgp.bench._figures import save_figure
 from fathomgp.bench._methods import label
 from fathomgp.bench._published import Score
 from fathomgp.plots import critical_difference
@@ -54,11 +54,7 @@ def average_ranks(rows: Sequence[Row], metric: str = "loglik", *, highest: bool 
 
 def save_rank_diagram(ranks: Mapping[str, float], pairs: int, path: str | os.PathLike[str]) -> pathlib.Path:
     """Draw the critical-difference diagram into a PNG file and return its path."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure: Any = critical_difference(ranks, pairs).figure
-    figure.savefig(path, dpi=200, facecolor="white")
-    return path
+    return save_figure(critical_difference(ranks, pairs).figure, path, dpi=200)
 
 
 def _mean_and_error(values: np.ndarray) -> Score:

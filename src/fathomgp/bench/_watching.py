@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from fathomgp._version import __version__
+from fathomgp.bench._figures import save_figure
 from fathomgp.bench._results import ResultFile
 from fathomgp.compilation import program
 from fathomgp.data import ArraySource, Standardizer, load_dataset, standard_split
@@ -139,10 +140,7 @@ def save_watched_figure(
         ax.plot(*np.array(mine).T, color=colour, label=run)
     ax.set(xlabel="iterations" if against == "step" else "seconds", ylabel="mean test log-likelihood")
     ax.legend(frameon=False)
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, facecolor="white")
-    return path
+    return save_figure(figure, path)
 
 
 def fewer_draws(posterior: Any) -> Any:

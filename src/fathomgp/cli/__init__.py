@@ -3,6 +3,7 @@
 Whatever goes wrong on purpose ends in one line on stderr that names cause and remedy, and in exit code 2.
 """
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 from fathomgp.cli._compiled import keep_compiled
@@ -25,4 +26,6 @@ def main() -> None:
     keep_compiled()
     from fathomgp.cli._app import app
 
+    # A request to end is treated like Ctrl-C: a fit keeps what was learned so far, half-written files go.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app(prog_name="fathomgp")

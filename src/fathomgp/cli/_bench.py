@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fathomgp.cli import _bench_sampling
 from fathomgp.cli._console import note, show_table
+from fathomgp.cli._files import check_csv
 from fathomgp.cli._parse import splits as parse_splits
 from fathomgp.cli._parse import words
 
@@ -46,6 +47,7 @@ def uci(
     """
     from fathomgp import bench
 
+    check_csv(out, "--out")
     names, chosen = words(datasets, "--datasets"), parse_splits(splits)
     options = {"depth": depth, "num_inducing": num_inducing, "hidden_dim": hidden_dim, "max_iter": max_iter}
     settings = {name: bench.configure(name, **options) for name in words(methods, "--methods")}

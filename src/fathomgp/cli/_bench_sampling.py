@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fathomgp.cli._console import show_table
+from fathomgp.cli._files import check_csv
 from fathomgp.cli._parse import words
 
 
@@ -18,6 +19,7 @@ def multimodal(
     """Seven points with two explanations: which of them sampling (sghmc) and a Gaussian q (dsvi) find."""
     from fathomgp import bench
 
+    check_csv(out, "--out")
     results, last = bench.open_multimodal_results(out), {}
     for seed in range(seeds):
         for method in ("sghmc", "dsvi"):
@@ -51,6 +53,7 @@ def gaussianity(
     from fathomgp import bench
     from fathomgp.inference import SGHMC
 
+    check_csv(out, "--out")
     inference = SGHMC(burn_in, sampling, draws=max(1, sampling // 20), chains=chains)
     results, rows = bench.open_gaussianity_results(out), []
     for name in words(datasets, "--datasets"):
@@ -102,6 +105,7 @@ def _watch(dataset, runs, out: Path, *, against: str, precision: str = "double")
     from fathomgp import bench
     from fathomgp.estimators._settings import PRECISIONS, choose
 
+    check_csv(out, "--out")
     results, dtype = bench.open_watched_results(out), PRECISIONS[choose("precision", precision, PRECISIONS)]
     for name, inference in runs.items():
         bench.watch_fit(dataset, inference, results, run=name, dtype=dtype, tell=typer.echo)

@@ -23,15 +23,16 @@ def evaluate(
     the share of rows inside their central intervals; SMSE is the squared error as a share of the target's variance.
     Of labels: accuracy, the mean log probability of the true label, the Brier score and the area under the ROC curve.
     """
-    from fathomgp.cli._files import ColumnMatcher, read_whole, take_targets
+    from fathomgp.cli._files import ColumnMatcher, take_targets
     from fathomgp.cli._scores import class_scores, named_scores
+    from fathomgp.data import read_blocks
     from fathomgp.estimators import load
 
     estimator = load(model)
     names = words(target, "--target") if target is not None else list(estimator.target_names_ or ())
     if not names:
         raise SettingError(f"{model} does not know the name of its target: give it with --target.")
-    table = read_whole(data)
+    (table,) = read_blocks(data)
     y = take_targets(table, names, data.name)
     X = ColumnMatcher(estimator, note)(table.drop(columns=names))
     answer = estimator.predict_distribution(X)

@@ -1,11 +1,13 @@
 """``fathomgp fit``: from a table to a saved model, a summary and a page to look at."""
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
+from fathomgp._outputs import check_writable
 from fathomgp.cli._console import note, show_pairs
 from fathomgp.cli._parse import one_or_each, words
 from fathomgp.errors import SettingError
@@ -54,6 +56,7 @@ def fit(
     coordinator: Annotated[str | None, typer.Option(help="host:port of process 0, with --distributed.")] = None,
     processes: Annotated[int | None, typer.Option(help="How many processes, with --distributed.")] = None,
     rank: Annotated[int | None, typer.Option(help="The number of this one, from 0, with --distributed.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the model that --out holds.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no summary.")] = False,
 ) -> None:
     """Fit a Gaussian process to a table.
@@ -62,7 +65,7 @@ def fit(
     held-out rows. Use --test-fraction 0 to fit to all of them.
     """
     from fathomgp.cli._streams import is_stream, leaving_when_lost, open_stream
-    from fathomgp.data import read_table
+    from fathomgp.data import check_seed, read_table
     from fathomgp.fitting import is_first_process, start_distributed
 
     given: dict[str, Any] = {
@@ -80,13 +83,17 @@ def fit(
         "checkpoint": checkpoint,
     }
     settings = {name: value for name, value in given.items() if value is not None}
-    _check_directory(out)
+    _check_directory(out, force=force)
+    check_seed(random_state, "--random-state")
+    _check_fraction(test_fraction)
     targets = words(target, "--target")
     shared = {"random_state": random_state, "verbose": False if quiet else None}
     if distributed or coordinator or processes or rank is not None:
         if not is_stream(data):
             raise SettingError(f"--distributed needs a stream, but {data} is one file: name a directory.")
         start_distributed(coordinator, processes, rank)
+        # Of several processes none may end by itself with what it has: the others would wait for it.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if is_stream(data):
         with leaving_when_lost():
             stream = open_stream(
@@ -98,8 +105,9 @@ def fit(
             _finish(estimator, data, out, X_test, y_test, rows=stream.num_data + len(X_test), quiet=quiet)
         return
     X, y = read_table(data, target=targets[0] if len(targets) == 1 else targets)
-    train, test = _hold_out(len(X), test_fraction, random_state)
     estimator = _estimator_class(task, y)(**settings, **shared)
+    _check_cells(estimator, X, y, data.name)
+    train, test = _hold_out(y, test_fraction, random_state, labels=_classifies(estimator))
     estimator.fit(X.iloc[train], y.iloc[train])
     _finish(estimator, data, out, X.iloc[test], y.iloc[test], rows=len(X), quiet=quiet)
 
@@ -144,23 +152,56 @@ def _looks_like_labels(y: Any) -> bool:
     return y.dtype.kind == "b" or bool(pd.to_numeric(y.astype(object), errors="coerce").isna().all())
 
 
-def _check_directory(out: Path) -> None:
+def _check_directory(out: Path, *, force: bool) -> None:
+    """Refuse a place where the model cannot go, before any work."""
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out is {out}, which is a file: name a directory.")
+    check_writable(out, "--out")
+    held = next((name for name in ("model.json", "report.html") if (out / name).exists()), None)
+    if held is not None and not force:
+        raise SettingError(f"--out {out} holds {held} already: name another directory, or add --force to replace it.")
 
 
-def _hold_out(rows: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test rows; the test set is empty when none is asked for or there are too few rows."""
-    from fathomgp.data import random_split
-
+def _check_fraction(fraction: float) -> None:
     if not 0.0 <= fraction < 1.0:
         raise SettingError(f"--test-fraction must be at least 0 and below 1, but it is {fraction:g}.")
+
+
+def _check_cells(estimator: Any, X: Any, y: Any, name: str) -> None:
+    """Refuse what cannot be fitted or scored while all rows are together, before any work."""
+    from fathomgp.data import read_inputs, read_labels, read_targets
+
+    read_inputs(X, name=name, min_rows=1)
+    if _classifies(estimator):
+        read_labels(y, missing=estimator.missing)
+    else:
+        read_targets(y, missing=estimator.missing, more=True)
+
+
+def _classifies(estimator: Any) -> bool:
+    from sklearn.base import is_classifier
+
+    return is_classifier(estimator)
+
+
+def _hold_out(y: Any, fraction: float, seed: int, *, labels: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows; the test set is empty when none is asked for or there are too few rows.
+
+    A label that only test rows have goes to the training rows: no model could know it.
+    """
+    from fathomgp.data import random_split
+
+    rows = len(y)
     if fraction > 0.0 and rows < _FEW_ROWS:
         note(f"{rows} rows are too few to hold some out: the model is fitted to all of them and not scored.")
         fraction = 0.0
     if fraction == 0.0:
         return np.arange(rows), np.arange(0)
-    return random_split(rows, fraction, seed)
+    train, test = random_split(rows, fraction, seed)
+    if labels:
+        unknown = (y.iloc[test].notna() & ~y.iloc[test].isin(y.iloc[train])).to_numpy()
+        train, test = np.sort(np.concatenate([train, test[unknown]])), test[~unknown]
+    return train, test
 
 
 def _write_report(

@@ -9,10 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from fathomgp._outputs import refuse_inputs
 from fathomgp.cli._console import note
-from fathomgp.cli._files import TableWriter, check_suffix, read_blocks
+from fathomgp.cli._files import TableWriter
 from fathomgp.cli._parse import quantiles as parse_quantiles
-from fathomgp.errors import DataError, SettingError
+from fathomgp.data import check_suffix, read_blocks
+from fathomgp.errors import SettingError
+
+#: Rows in memory at a time.
+BLOCK_ROWS = 16_384
 
 
 def predict(
@@ -33,8 +38,7 @@ def predict(
     from fathomgp.estimators import load
 
     levels = parse_quantiles(quantiles)
-    if out.resolve() == data.resolve():
-        raise SettingError(f"-o {out} would overwrite the data: name another file.")
+    refuse_inputs("-o", out, [data, *model.glob("*")])
     with _files(data, out) as pairs:
         estimator = load(model)
         inputs = ColumnMatcher(estimator, note)
@@ -46,8 +50,8 @@ def _predict_file(estimator: Any, inputs: Any, data: Path, out: Path, levels: li
     """The predictions of one file; how many they are."""
     rows = 0
     with TableWriter(out) as writer:
-        for block in read_blocks(data):
-            writer.write(_predict_block(estimator, inputs(block), levels, first=rows))
+        for block in read_blocks(data, BLOCK_ROWS):
+            writer.write(_predict_block(estimator, inputs(block), levels))
             rows += len(block)
     return rows
 
@@ -75,17 +79,12 @@ def _files(data: Path, out: Path) -> Iterator[list[tuple[Path, Path]]]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _predict_block(estimator: Any, X: Any, levels: list[float], *, first: int) -> Any:
-    """The answers for a block of rows; complaints count rows from the block's first."""
+def _predict_block(estimator: Any, X: Any, levels: list[float]) -> Any:
+    """The answers for a block of rows."""
     import numpy as np
     import pandas as pd
 
-    try:
-        answer = estimator.predict_distribution(X)
-    except DataError as error:
-        if first == 0:
-            raise
-        raise DataError(f"In the rows from number {first} on, which counts as 0 here: {error}") from error
+    answer = estimator.predict_distribution(X)
     if hasattr(estimator, "classes_"):
         return _class_columns(answer.probabilities(), estimator.classes_)
     figures = {"mean": answer.mean(), "std": answer.std()}

@@ -1,8 +1,8 @@
 """``fathomgp stream``: predict every row before learning it, for as long as rows come."""
 
 import contextlib
-import io
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,11 @@ from typing import Annotated, Any, TextIO
 import numpy as np
 import typer
 
+from fathomgp._outputs import refuse_inputs, replacing
 from fathomgp.cli._console import note
+from fathomgp.cli._files import check_csv
 from fathomgp.cli._parse import one_or_each, words
+from fathomgp.data import CsvFile, check_seed, open_csv
 from fathomgp.errors import DataError, SettingError
 
 #: Rows learned between two checkpoints.
@@ -43,6 +46,11 @@ def stream(
     targets = words(target, "--target")
     if warm_up < 10:
         raise SettingError(f"--warm-up is {warm_up}: scales and hyperparameters need 10 rows or more.")
+    if block is not None and block < 1:
+        raise SettingError(f"--block must be at least 1, but it is {block}.")
+    check_seed(random_state, "--random-state")
+    check_csv(out, "-o")
+    refuse_inputs("-o", out, [0 if data == "-" else data, *model.glob("*")])
     size = block or (1 if data == "-" else 256)
     given: dict[str, Any] = {
         "depth": depth,
@@ -53,18 +61,21 @@ def stream(
     }
     settings = {name: value for name, value in given.items() if value is not None}
     session = _Session(model, out, targets, forgetting, settings, random_state)
-    with _open(data) as lines, session:
-        blocks = _blocks(lines, size, skip=session.rows, first=0 if session.started else warm_up)
-        for table in blocks:
-            session.take(table)
+    with _open(data) as table, session:
+        table.skip(session.rows)
+        first = None if session.started else warm_up
+        while (rows := table.take(first or size)) is not None:
+            session.take(rows)
+            first = None
     typer.echo(f"{session.rows:,} rows: {out}\nModel: {model}")
 
 
 class _Session:
     """A stream under way: the estimator, its file of answers, and checkpoints.
 
-    The estimator itself counts the rows it has met; the file of answers has one line a row. So the model's own bundle
-    is the checkpoint, and a file of answers that is ahead of it is cut.
+    The estimator itself counts the rows it has met; the file of answers has one line per row. So the model's own
+    bundle is the checkpoint. Answers are on disk before their rows are saved as learned: a file that is ahead of the
+    model is cut at a resume, and one that is behind it has lost what nobody can give again, so it is refused.
     """
 
     def __init__(
@@ -87,46 +98,62 @@ class _Session:
         return 0 if self.estimator is None else int(self.estimator.posterior_.state.seen) - self.offset
 
     def __enter__(self) -> "_Session":
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        kept = (
-            self.out.read_text().splitlines(keepends=True)[: self.rows + 1] if self.rows and self.out.exists() else []
-        )
-        self.file = open(self.out, "w")
-        self.file.writelines(kept or [",".join(self._columns()) + "\n"])
         return self
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        self.file.close()
-        if self.estimator is not None and self.rows > self.saved:
+        if self.file is not None:
             self._save()
+            self.file.close()
 
     def take(self, table: Any) -> None:
-        """Predict the rows of a table, learn them, and write the answers."""
+        """Predict the rows of a table, learn them, write the answers, and save now and then."""
         from fathomgp.cli._files import take_targets
 
         X = table.drop(columns=[name for name in self.targets if name in table.columns])
         y = take_targets(table, self.targets, "The stream")
-        if self.estimator is None:
-            self._begin(X, y)
-            answers = np.full((len(X), len(self._columns())), np.nan)
-        else:
-            found = self.estimator._predict_then_learn(X, y, predict=True)
-            pairs = np.stack([found["mean"], found["std"]], axis=2).reshape(len(X), -1)
-            answers = np.concatenate([pairs, found["log_density"][:, None]], axis=1)
+        before = None if self.estimator is None else self.estimator.posterior_
+        try:
+            self._write(self._begin(X, y) if before is None else self._learn(X, y))
+        except BaseException:  # what is saved must not be ahead of the answers
+            if before is None:
+                self.estimator = None
+            else:
+                self.estimator.posterior_ = before
+            raise
+        if before is None or self.rows - self.saved >= _CHECKPOINT_ROWS:
+            self._save()
+
+    def _learn(self, X: Any, y: Any) -> np.ndarray:
+        found = self.estimator._predict_then_learn(X, y, predict=True)
+        pairs = np.stack([found["mean"], found["std"]], axis=2).reshape(len(X), -1)
+        return np.concatenate([pairs, found["log_density"][:, None]], axis=1)
+
+    def _write(self, answers: np.ndarray) -> None:
+        if self.file is None:
+            self.file = self._open_answers()
         for row in answers:
             self.file.write(",".join("" if np.isnan(value) else repr(float(value)) for value in row) + "\n")
         self.file.flush()
-        if self.rows - self.saved >= _CHECKPOINT_ROWS:
-            self._save()
 
-    def _begin(self, X: Any, y: Any) -> None:
+    def _open_answers(self) -> TextIO:
+        """The file of answers, which holds those up to the checkpoint and no more."""
+        kept = self.saved + 1 if self.saved else 0
+        with replacing(self.out) as part, part.open("w", encoding="utf-8") as file:
+            if kept:
+                with self.out.open(encoding="utf-8") as old:
+                    file.writelines(itertools.islice(old, kept))
+            else:
+                file.write(",".join(self._columns()) + "\n")
+        return self.out.open("a", encoding="utf-8")
+
+    def _begin(self, X: Any, y: Any) -> np.ndarray:
         from fathomgp.estimators import DeepGPRegressor
         from fathomgp.inference import Sequential
 
         method = Sequential(forgetting=self.forgetting)
         estimator = DeepGPRegressor(method, missing="mask", random_state=self.seed, verbose=False, **self.settings)
         self.estimator = estimator.partial_fit(X, y)
-        self._save()
+        return np.full((len(X), len(self._columns())), np.nan)
 
     def _resume(self) -> None:
         from fathomgp.estimators import load
@@ -141,13 +168,33 @@ class _Session:
         self.offset = load_bundle(self.model, "stream")["offset"]
         self.saved = self.rows
         if self.rows:
+            self._check_answers()
             note(f"Going on after row {self.rows:,}, the last checkpoint.")
 
-    def _save(self) -> None:
-        from fathomgp.persistence import bundle_exists, save_bundle
+    def _check_answers(self) -> None:
+        """Refuse to go on when answers that were written are not there any more."""
+        start_afresh = f"put the file back, or name another --model to start afresh (this one is {self.model})"
+        answers = 0
+        if self.out.exists():
+            with self.out.open(encoding="utf-8", errors="replace") as file:
+                if file.readline().rstrip("\n") != ",".join(self._columns()):
+                    raise SettingError(f"-o {self.out} holds no answers of this stream: {start_afresh}.")
+                answers = sum(line.endswith("\n") for line in itertools.islice(file, self.rows))
+        if answers < self.rows:
+            raise SettingError(
+                f"-o {self.out} holds {answers:,} answers, but the model has met {self.rows:,} rows of this stream: "
+                f"{start_afresh}."
+            )
 
-        if not bundle_exists(self.model, "stream"):
+    def _save(self) -> None:
+        from fathomgp.persistence import save_bundle
+
+        if self.rows == self.saved:
+            return
+        os.fsync(self.file.fileno())
+        if not self.started:
             save_bundle(self.model, "stream", {"offset": 0})
+            self.started = True
         self.estimator.save(self.model)
         self.saved = self.rows
 
@@ -157,27 +204,17 @@ class _Session:
         return [f"{name}_{kind}" for name in self.targets for kind in ("mean", "std")] + ["log_density"]
 
 
-def _open(data: str) -> contextlib.AbstractContextManager[TextIO]:
+@contextlib.contextmanager
+def _open(data: str) -> Iterator[CsvFile]:
     if data == "-":
-        return contextlib.nullcontext(sys.stdin)
+        table = CsvFile(sys.stdin.buffer, "standard input")
+        try:
+            yield table
+        finally:
+            table.close()
+        return
     if not Path(data).is_file():
         raise DataError(f"There is no file {data}: check the path, or give - for standard input.")
-    return open(data)
-
-
-def _blocks(lines: TextIO, size: int, *, skip: int, first: int) -> Iterator[Any]:
-    """Tables of ``size`` rows (the first one of ``first``, if any), without the rows to ``skip``."""
-    import pandas as pd
-
-    header = lines.readline()
-    if not header.strip():
-        raise DataError("The stream is empty: give a line of column names, then rows.")
-    rows = itertools.islice((line for line in lines if line.strip()), skip, None)
-    count = skip
-    while chunk := list(itertools.islice(rows, first or size)):
-        first = 0
-        try:
-            yield pd.read_csv(io.StringIO(header + "".join(chunk)))
-        except pd.errors.ParserError as error:
-            raise DataError(f"The rows from number {count + 1} on cannot be read: {error}.") from None
-        count += len(chunk)
+    check_csv(Path(data), "The stream")
+    with open_csv(Path(data)) as (table, _):
+        yield table

@@ -6,6 +6,11 @@ from fathomgp.data._computer_codes import COMPUTER_CODES as COMPUTER_CODES
 from fathomgp.data._computer_codes import computer_runs as computer_runs
 from fathomgp.data._computer_codes import nearly_noiseless as nearly_noiseless
 from fathomgp.data._convert import convert_csv as convert_csv
+from fathomgp.data._files import CsvFile as CsvFile
+from fathomgp.data._files import Frame as Frame
+from fathomgp.data._files import check_suffix as check_suffix
+from fathomgp.data._files import open_csv as open_csv
+from fathomgp.data._files import read_blocks as read_blocks
 from fathomgp.data._generate import GENERATORS as GENERATORS
 from fathomgp.data._generate import generate_table as generate_table
 from fathomgp.data._generated import step_function as step_function
@@ -30,6 +35,7 @@ from fathomgp.data._sources import FullFeed as FullFeed
 from fathomgp.data._sources import IndexFeed as IndexFeed
 from fathomgp.data._sources import StreamFeed as StreamFeed
 from fathomgp.data._sources import padded_size as padded_size
+from fathomgp.data._splits import check_seed as check_seed
 from fathomgp.data._splits import k_fold as k_fold
 from fathomgp.data._splits import random_split as random_split
 from fathomgp.data._splits import standard_split as standard_split

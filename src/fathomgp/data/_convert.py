@@ -6,7 +6,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fathomgp.data._files import open_csv
 from fathomgp.data._generate import GROUP_ROWS, GroupWriter, empty_directory
+from fathomgp.data._tables import place_of
 from fathomgp.errors import DataError
 
 
@@ -49,47 +51,41 @@ def find_csv(path: Any) -> list[pathlib.Path]:
 
 
 def _convert(path: pathlib.Path, out: pathlib.Path, progress: Callable[[int], Any] | None) -> pathlib.Path:
-    import pandas as pd
-
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is an empty file: remove it, or write it again.")
-    rows = 0
-    try:
-        with (
-            path.open("rb") as file,
-            GroupWriter(out) as writer,
-            pd.read_csv(file, chunksize=GROUP_ROWS, low_memory=False) as reader,
-        ):
-            before = 0
-            for block in reader:
-                writer.write(_as_float32(block, path, rows))
-                rows += len(block)
-                if progress is not None:
-                    progress(file.tell() - before)
-                    before = file.tell()
-    except pd.errors.ParserError as error:
-        raise DataError(f"{path} cannot be read as CSV ({error}): check or export it again.") from error
+    rows = before = 0
+    with open_csv(path) as (table, file), GroupWriter(out) as writer:
+        while (block := table.take(GROUP_ROWS)) is not None:
+            writer.write({str(name): _as_float32(block[name], path) for name in block.columns})
+            rows += len(block)
+            if progress is not None:
+                progress(file.tell() - before)
+                before = file.tell()
     if rows == 0:
         raise DataError(f"{path} has column names but no rows: give a table with data.")
     return out
 
 
-def _as_float32(block: Any, path: pathlib.Path, first: int) -> Any:
+def _as_float32(values: Any, path: pathlib.Path) -> Any:
     import numpy as np
     import pandas as pd
 
-    columns = {}
-    for name in block.columns:
-        values = block[name]
-        if values.dtype.kind not in "biuf":
-            numbers = pd.to_numeric(values, errors="coerce")
-            bad = numbers.isna() & values.notna()
-            if bad.any():
-                row = int(np.argmax(bad.to_numpy()))
-                raise DataError(
-                    f"Column {name!r} of {path.name} holds text ({str(values.iloc[row])!r} in row {first + row}): "
-                    "encode it as numbers or drop it."
-                )
-            values = numbers
-        columns[str(name)] = values.to_numpy(dtype=np.float32, na_value=np.nan)
-    return columns
+    if values.dtype.kind not in "biuf":
+        numbers = pd.to_numeric(values, errors="coerce")
+        bad = numbers.isna() & values.notna()
+        if bad.any():
+            row = int(np.argmax(bad.to_numpy()))
+            raise DataError(
+                f"Column {values.name!r} of {path.name} holds text ({str(values.iloc[row])!r} in "
+                f"{place_of(values.index, row)}): encode it as numbers or drop it."
+            )
+        values = numbers
+    doubles = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    with np.errstate(over="ignore"):
+        singles = doubles.astype(np.float32)
+    lost = np.isinf(singles) & np.isfinite(doubles)
+    if lost.any():
+        row = int(np.argmax(lost))
+        raise DataError(
+            f"Column {values.name!r} of {path.name} holds {doubles[row]:g} in {place_of(values.index, row)}, which is "
+            "too large for float32: scale the column."
+        )
+    return singles

@@ -1,5 +1,6 @@
 """Writing generated tables: deterministic for a seed, in parallel, a row group at a time, whole or not at all."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -9,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fathomgp._outputs import replacing
 from fathomgp.data._collider import best_collider_auc, draw_collisions
 from fathomgp.data._journeys import JOURNEY_NOISE, draw_journeys
+from fathomgp.data._splits import check_seed
 from fathomgp.data._tables import near_miss
 from fathomgp.errors import DataError, SettingError
 
@@ -75,6 +78,7 @@ def generate_table(
     generator = find_generator(name)
     if rows < 1:
         raise SettingError(f"rows must be at least 1, but it is {rows}.")
+    check_seed(seed)
     directory = empty_directory(out)
     groups = -(-rows // GROUP_ROWS)
     files = -(-groups // _GROUPS_A_FILE)
@@ -110,10 +114,12 @@ class GroupWriter:
 
     def __init__(self, path: pathlib.Path):
         self._path = path
-        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
         self._writer: Any = None
 
     def __enter__(self) -> "GroupWriter":
+        self._end = contextlib.ExitStack()
+        self._part = self._end.enter_context(replacing(self._path))
+        self._end.callback(self._close)
         return self
 
     def write(self, columns: Any) -> None:
@@ -130,8 +136,8 @@ class GroupWriter:
         self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        if self._writer is not None:
+        self._end.__exit__(kind, value, trace)
+
+    def _close(self) -> None:
+        if hasattr(self._writer, "close"):
             self._writer.close()
-        if kind is None and self._writer is not None:
-            os.replace(self._part, self._path)
-        self._part.unlink(missing_ok=True)

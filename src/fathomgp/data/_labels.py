@@ -1,11 +1,12 @@
 """Class labels: from what users hand over (text, numbers, booleans, categories) to 0, 1, ..., K-1 and back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from fathomgp.data._tables import Targets, _loaded
+from fathomgp.data._tables import Targets, _loaded, index_of, place_of
 from fathomgp.errors import DataError, SettingError
 
 
@@ -28,18 +29,20 @@ def read_labels(
     if missing not in ("error", "mask"):
         raise SettingError(f"missing must be 'error' or 'mask', but it is {missing!r}.")
     values, name = _label_column(y)
+    places = index_of(y)
     if num_rows is not None and len(values) != num_rows:
         raise DataError(f"X has {num_rows} rows but y has {len(values)}: give one label per row.")
     known = ~_is_missing(values)
     if missing == "error" and not known.all():
-        row = int(np.argmin(known))
+        place = place_of(places, int(np.argmin(known)))
         raise DataError(
-            f"y contains NaN (first in row {row}): give every row a label, or pass missing='mask' for unknown ones."
+            f"y contains NaN (first in {place}): give every row a label, or pass missing='mask' for unknown ones."
         )
-    labels = _one_type(values[known], np.flatnonzero(known))
+    rows = np.flatnonzero(known)
+    labels = _one_type(values[known], lambda i: place_of(places, int(rows[i])))
     found = _distinct(labels) if classes is None else classes
     codes = np.zeros((len(values), 1))
-    codes[known, 0] = _encode(labels, found, np.flatnonzero(known))
+    codes[known, 0] = _encode(labels, found, lambda i: place_of(places, int(rows[i])))
     return Targets(codes, known[:, None], True, None if name is None else (name,)), found
 
 
@@ -75,22 +78,20 @@ def _is_missing(values: np.ndarray) -> np.ndarray:
     return np.array([value is None or (isinstance(value, float) and value != value) for value in values])
 
 
-def _one_type(labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _one_type(labels: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
     """Text or whole numbers; arrays of objects that are numbers become arrays of numbers."""
     if labels.dtype.kind == "O":
         text = np.array([isinstance(label, str) for label in labels], bool)
         if text.any() and not text.all():
-            row = int(rows[np.argmin(text)])
-            raise DataError(
-                f"y mixes text with other labels ({labels[~text][0]!r} in row {row}): make all labels text."
-            )
+            where = place(int(np.argmin(text)))
+            raise DataError(f"y mixes text with other labels ({labels[~text][0]!r} in {where}): make all labels text.")
         labels = labels if text.any() else np.asarray(labels.tolist())
     if labels.dtype.kind == "f":
         fractional = ~np.isfinite(labels) | (labels != np.floor(labels))
         if fractional.any():
-            row = int(rows[np.argmax(fractional)])
+            where = place(int(np.argmax(fractional)))
             raise DataError(
-                f"Unknown label type: y is continuous ({labels[fractional][0]:g} in row {row}), not labels of classes: "
+                f"Unknown label type: y is continuous ({labels[fractional][0]:g} in {where}), not labels of classes: "
                 "use DeepGPRegressor for numbers, or bin them."
             )
     return labels
@@ -104,10 +105,10 @@ def _distinct(labels: np.ndarray) -> np.ndarray:
     return classes
 
 
-def _encode(labels: np.ndarray, classes: np.ndarray, rows: np.ndarray) -> Float64[np.ndarray, " N"]:
+def _encode(labels: np.ndarray, classes: np.ndarray, place: Callable[[int], str]) -> Float64[np.ndarray, " N"]:
     unknown = ~np.isin(labels, classes)
     if unknown.any():
-        row, label = int(rows[np.argmax(unknown)]), labels[unknown][0]
+        where, label = place(int(np.argmax(unknown))), labels[unknown][0]
         names = ", ".join(str(name) for name in classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise DataError(f"y has the label {label!s} in row {row}, which the fit did not see: its classes are {names}.")
+        raise DataError(f"y has the label {label!s} in {where}, which the fit did not see: its classes are {names}.")
     return np.searchsorted(classes, labels).astype(np.float64)

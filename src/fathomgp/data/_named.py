@@ -9,7 +9,6 @@ import hashlib
 import http.client
 import os
 import pathlib
-import tempfile
 import urllib.request
 import zipfile
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int
 
+from fathomgp._outputs import replacing
 from fathomgp._places import cache_directory
 from fathomgp.data._catalogue import CATALOGUE, Arrays, Entry
 from fathomgp.data._tables import near_miss
@@ -145,16 +145,8 @@ def _read_archive(path: pathlib.Path) -> Arrays:
 
 def _write_archive(path: pathlib.Path, arrays: Arrays) -> pathlib.Path:
     """Write beside the final place and rename, so that no half-written file is ever found there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        try:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            file.close()
-            os.unlink(file.name)
-            raise
+    with replacing(path) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return path
 
 

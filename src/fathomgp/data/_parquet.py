@@ -16,6 +16,7 @@ from fathomgp.data._scaling import Moments, Standardizer
 from fathomgp.data._scan import Choice, Scan, scan_files
 from fathomgp.data._shuffle import ShuffledOrder
 from fathomgp.data._sources import AbstractFeed, AbstractSource, Batch, StreamFeed
+from fathomgp.data._splits import check_seed
 from fathomgp.errors import DataError, SettingError
 
 #: Bytes of a shuffle buffer: three are alive at the most (in use, next, being read).
@@ -95,7 +96,7 @@ class ParquetSource(AbstractSource):
         self.squeeze = isinstance(target, str)
         self._files = ParquetFiles(path, [target] if isinstance(target, str) else list(target), inputs)
         self.num_inputs, self.num_outputs = len(self._files.inputs), len(self._files.targets)
-        self._choice = Choice(nan == "skip", hold_out, seed)
+        self._choice = Choice(nan == "skip", hold_out, check_seed(seed))
         width = 4 * len(self._files.columns)
         self._buffer_rows = max(1, _BUFFER_BYTES // width if buffer_rows is None else buffer_rows)
         self._num_shards, self._progress = shards, progress

@@ -1,5 +1,7 @@
 """Which rows train and which rows test."""
 
+from typing import Any
+
 import numpy as np
 
 from fathomgp.data._named import Dataset
@@ -17,6 +19,13 @@ def standard_split(dataset: Dataset, index: int) -> tuple[np.ndarray, np.ndarray
     return _others(len(dataset.X), test), test
 
 
+def check_seed(seed: Any, name: str = "seed") -> int:
+    """A seed of random numbers: a whole number that is not negative, and below 2 ** 32."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
+        raise SettingError(f"{name} must be a whole number from 0 to {(1 << 32) - 1}, but it is {str(seed)[:40]}.")
+    return int(seed)
+
+
 def random_split(n: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Training and test rows drawn at random; both sets are sorted and hold at least one row.
 
@@ -30,7 +39,7 @@ def random_split(n: int, test_fraction: float, seed: int) -> tuple[np.ndarray, n
     if not 0.0 < test_fraction < 1.0:
         raise SettingError(f"test_fraction must lie between 0 and 1, but it is {test_fraction:g}.")
     size = min(max(round(n * test_fraction), 1), n - 1)
-    test = np.sort(np.random.default_rng(seed).permutation(n)[:size])
+    test = np.sort(np.random.default_rng(check_seed(seed)).permutation(n)[:size])
     return _others(n, test), test
 
 
@@ -38,7 +47,7 @@ def k_fold(n: int, folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]
     """``folds`` pairs of training and test rows; every row tests once, and test sets differ by at most one row."""
     if not 2 <= folds <= n:
         raise SettingError(f"folds must lie between 2 and the number of rows ({n}), but it is {folds}.")
-    parts = np.array_split(np.random.default_rng(seed).permutation(n), folds)
+    parts = np.array_split(np.random.default_rng(check_seed(seed)).permutation(n), folds)
     return [(_others(n, part), np.sort(part)) for part in parts]
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from fathomgp.data._files import read_blocks
 from fathomgp.errors import DataError, DataWarning, SettingError
 from fathomgp.notices import tell
 
@@ -108,12 +109,11 @@ def read_targets(
 def read_table(path: str | pathlib.Path, *, target: str | list[str] | None) -> tuple[Any, Any]:
     """The input columns (a pandas frame) and the target of a CSV or Parquet file.
 
-    The target is a Series for one name, a frame for a list of names, and ``None`` for ``None``: a table to predict.
+    The index tells where a row is: the line of a CSV file, the row of a Parquet file. The target is a Series for one
+    name, a frame for a list of names, and ``None`` for ``None``: a table to predict.
     """
     path = pathlib.Path(path)
-    frame = _read_file(path)
-    if frame.shape[0] == 0:
-        raise DataError(f"{path.name} has column names but no rows: give a table with data.")
+    (frame,) = read_blocks(path)
     targets = [target] if isinstance(target, str) else list(target or [])
     for column in targets:
         if column not in frame.columns:
@@ -141,7 +141,10 @@ def near_miss(word: str, options: Iterable[str]) -> str:
 
 
 class _Table(NamedTuple):
-    """Columns before they are known to be numbers. ``array`` is set where they came as one array."""
+    """Columns before they are known to be numbers. ``array`` is set where they came as one array.
+
+    ``index`` is that of a pandas object: it knows the rows by other numbers once they were split or read in blocks.
+    """
 
     name: str
     columns: Sequence[np.ndarray]
@@ -149,12 +152,37 @@ class _Table(NamedTuple):
     array: np.ndarray | None
     num_rows: int
     is_vector: bool
+    index: Any = None
+
+    def place(self, row: int) -> str:
+        """Where a row is, for the end of a sentence."""
+        return place_of(self.index, row)
 
     def label(self, column: int) -> str:
         """How a sentence begins that complains about a column."""
         if self.is_vector:
             return self.name
         return f"Column {self.names[column]!r} of {self.name}" if self.names else f"Column {column} of {self.name}"
+
+
+def place_of(index: Any, row: int) -> str:
+    """A row by its number and, where the index of a pandas object tells more, by its line or its label.
+
+    Example:
+        >>> place_of(None, 3)
+        'row 3'
+    """
+    if index is None:
+        return f"row {row}"
+    label = index[row]
+    if index.name in ("line", "row"):
+        return f"{index.name} {label}"
+    return f"row {row}" if isinstance(label, int | np.integer) and label == row else f"row {row}, labelled {label!s}"
+
+
+def index_of(data: Any) -> Any:
+    """The index of a pandas frame or series, else ``None``."""
+    return data.index if _loaded(data, "pandas", "DataFrame", "Series") else None
 
 
 def _as_table(data: Any, name: str, *, vector_allowed: bool = False) -> _Table:
@@ -164,12 +192,12 @@ def _as_table(data: Any, name: str, *, vector_allowed: bool = False) -> _Table:
     frame = _frame_columns(data)
     if frame is not None:
         labels, columns = frame
-        return _Table(name, columns, _check_labels(labels, name), None, len(data), False)
+        return _Table(name, columns, _check_labels(labels, name), None, len(data), False, index_of(data))
     label = getattr(data, "name", None)
     array = _as_array(data, name)
     if array.ndim == 1 and vector_allowed:
         names = (label,) if isinstance(label, str) and label else None
-        return _Table(name, [array], names, array[:, None], len(array), True)
+        return _Table(name, [array], names, array[:, None], len(array), True, index_of(data))
     _check_dimensions(array, name)
     return _Table(name, list(array.T), None, array, len(array), False)
 
@@ -308,16 +336,37 @@ def _column_as_numbers(table: _Table, j: int) -> Float64[np.ndarray, " N"]:
         raise DataError(f"Complex data not supported: {label} is complex, so pass its real and imaginary parts apart.")
     if kind in "mM":
         raise DataError(f"{label} holds dates: turn them into numbers, for example days since the first one.")
-    for row, value in enumerate(column):
-        if isinstance(value, str | bytes):
-            raise DataError(f"{label} holds text ({str(value)!r} in row {row}): encode it as numbers or drop it.")
+    values = _objects_as_numbers(table, j)
     # An array of objects has one dtype for all columns, so numbers may hide there; a frame's column chose it.
     if table.array is None:
         raise DataError(f"{label} has the dtype object: convert it to numbers (for example astype(float)) or drop it.")
-    try:
-        return column.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise ColumnTypeError(f"{label} holds something that is no number ({error}): encode it or drop it.") from error
+    return values
+
+
+def _objects_as_numbers(table: _Table, j: int) -> Float64[np.ndarray, " N"]:
+    """A column of Python objects. What cannot be read is named first; text that looks like a number is text too."""
+    column, label = table.columns[j], table.label(j)
+    values, text = np.empty(len(column)), None
+    for row, value in enumerate(column):
+        is_text = isinstance(value, str | bytes)
+        text = row if is_text and text is None else text
+        try:
+            values[row] = value
+        except OverflowError:
+            raise DataError(f"{label} holds a number beyond all floats in {table.place(row)}: scale it.") from None
+        except (TypeError, ValueError) as error:
+            if is_text:
+                raise _holds_text(table, j, row) from None
+            what = f"something that is no number ({error}, in {table.place(row)})"
+            raise ColumnTypeError(f"{label} holds {what}: encode it or drop it.") from error
+    if text is not None:
+        raise _holds_text(table, j, text)
+    return values
+
+
+def _holds_text(table: _Table, j: int, row: int) -> DataError:
+    what = f"text ({str(table.columns[j][row])[:40]!r} in {table.place(row)})"
+    return DataError(f"{table.label(j)} holds {what}: encode it as numbers or drop it.")
 
 
 def _check_finite(table: _Table, values: Float64[np.ndarray, "N D"], *, remedy: str) -> None:
@@ -326,7 +375,7 @@ def _check_finite(table: _Table, values: Float64[np.ndarray, "N D"], *, remedy: 
         return
     row, column = (int(i) for i in np.argwhere(~finite)[0])
     what = "NaN" if np.isnan(values[row, column]) else "inf"
-    raise DataError(f"{table.label(column)} contains {what} (first in row {row}): {remedy}.")
+    raise DataError(f"{table.label(column)} contains {what} (first in {table.place(row)}): {remedy}.")
 
 
 def _check_observed(
@@ -340,27 +389,6 @@ def _check_observed(
         if warn_constant and len(seen) > 1 and np.all(seen == seen[0]):
             message = f"{table.label(j)} is constant ({seen[0]:g}): the fit can only repeat this value."
             tell(message, DataWarning, stacklevel=4)
-
-
-def _read_file(path: pathlib.Path) -> Any:
-    import pandas as pd
-
-    if not path.is_file():
-        raise DataError(f"There is no file {path}: check the path.")
-    if path.suffix.lower() not in (".csv", ".parquet"):
-        raise DataError(f"{path.name} has the unknown type {path.suffix!r}: save the table as .csv or .parquet.")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path.name} is empty: give a table with column names and rows.")
-    try:
-        if path.suffix.lower() == ".parquet":
-            return pd.read_parquet(path)
-        return pd.read_csv(path, low_memory=False)
-    except pd.errors.EmptyDataError as error:
-        raise DataError(f"{path.name} is empty: give a table with column names and rows.") from error
-    except (ValueError, OSError) as error:
-        kind = path.suffix.lower()[1:]
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise DataError(f"{path.name} cannot be read as {kind} ({reason}): check or export it again.") from error
 
 
 def _listing(names: Sequence[str], most: int = 5) -> str:

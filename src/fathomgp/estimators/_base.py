@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from fathomgp._outputs import check_writable
 from fathomgp.compilation import program
 from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
 from fathomgp.diagnostics import convergence
@@ -211,6 +212,8 @@ class _DeepGPEstimator(BaseEstimator):
         check_count("num_inducing", self.num_inducing)
         if self.batch_size is not None and not method.uses_batches:
             raise SettingError(f"method={self.method!r} sees all rows at every step: leave batch_size=None.")
+        if self.checkpoint is not None:
+            check_writable(self.checkpoint, "checkpoint")
 
     def _num_inducing(self, num_data: int, grows: bool) -> int:
         if self.num_inducing > num_data and not grows:

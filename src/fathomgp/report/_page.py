@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fathomgp._outputs import replacing
 from fathomgp.errors import SettingError
 from fathomgp.report._tables import Table, build_pairs, build_table
 
@@ -112,15 +113,9 @@ class Report:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to ``path``: the old file or the new one stands there, never half of one."""
-        target = Path(path)
-        text = self.html()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            draft.write_text(text, "utf-8")
-            os.replace(draft, target)
-        finally:
-            draft.unlink(missing_ok=True)
+        target, text = Path(path), self.html()
+        with replacing(target) as part:
+            part.write_text(text, "utf-8")
         return target
 
     def _with(self, block: Block | Table | Figures | Image) -> "Report":
