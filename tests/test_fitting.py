@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import toy
-from fathomgp.errors import FitWarning, ModelFileError, NonFiniteError
+from fathomgp.errors import FitWarning, ModelFileError, NonFiniteError, SettingError
 from fathomgp.fitting import Checkpointing, EarlyStopping, _loop, fit_model
+from fathomgp.fitting._guard import new_guard
 from fathomgp.inference._base import slot_of
 
 
@@ -47,6 +48,24 @@ def test_slots_are_found_where_their_product_with_steps_leaves_32_bits():
     step = jnp.asarray(29_999, jnp.int32)
     assert int(slot_of(step, 30_000, 100_000)) == 29_999
     assert int(slot_of(step * 70_000, 30_000 * 70_000, 100_000)) == 99_996
+
+
+@pytest.mark.parametrize("phases", [1, 2])
+def test_more_steps_than_can_be_counted_are_refused(key, phases):
+    with pytest.raises(SettingError, match=r"would take 2,147,483,648 steps .* choose 2,147,483,647 at the most"):
+        run(key, toy.Walk(phases=phases), max_iter=2**31 // phases)
+
+
+def test_the_last_steps_that_can_be_counted_are_taken(key):
+    """A chunk whose steps have the largest numbers there are."""
+    inference, source, key = toy.Walk(phases=1), toy.tiny_source(), jax.random.key(0)
+    model = toy.tiny_model()
+    phase = inference.plan(10, None)[0]
+    state = inference.init(model, source, key=key)
+    first = _loop._MOST_STEPS - 2
+    feed = source.feed(start=first, count=2, capacity=4, batch_size=4)
+    *_, ran, _ = _loop.run_chunk(inference, phase, state, new_guard(), feed, first, 2, key, 4)
+    assert int(ran) == 2
 
 
 def test_messages_begin_with_what_was_left_to_the_algorithm(key):

@@ -39,6 +39,8 @@ from fathomgp.precision import default_float, refuse_forked
 #: A chunk should take about this long: short enough for a lively progress bar, long enough to hide Python.
 _CHUNK_SECONDS = 0.25
 _MAX_CHUNK = 256
+#: Steps are counted in 32 bits on the device: in chunks, in states, and in keys.
+_MOST_STEPS = 2**31 - 1
 #: Processes must agree on the length of a chunk without asking the clock.
 _SHARED_CHUNK = 16
 
@@ -115,6 +117,7 @@ class _Run:
         self.inference, self.source = inference, source
         self.early_stopping, self.reporter = early_stopping, reporter
         self.plan: tuple[Phase, ...] = inference.plan(source.num_data, max_iter)
+        _check_length(self.plan)
         self.init_key, self.enter_key, self.step_key, seed_key = jax.random.split(key, 4)
         self.seed = int(jax.random.bits(seed_key, dtype=np.uint32))
         self.began = time.monotonic()
@@ -355,6 +358,16 @@ class _Run:
         self.guard = Guard(jnp.asarray(in_a_row, jnp.int32), jnp.asarray(total, jnp.int32))
         self.history = {name: [values] for name, values in content["history"].items()}
         return True
+
+
+def _check_length(plan: Sequence[Phase]) -> None:
+    """Refuse more steps than can be counted."""
+    steps = sum(phase.steps for phase in plan)
+    if steps > _MOST_STEPS:
+        raise SettingError(
+            f"The fit would take {steps:,} steps in all its phases, but steps are counted in 32 bits: choose "
+            f"{_MOST_STEPS:,} at the most."
+        )
 
 
 def _check_same_start(total: int) -> None:
