@@ -276,11 +276,9 @@ def test_predict_never_overwrites_its_data(refuse, model, csv):
 def test_damaged_models_are_refused(refuse, model, csv, tmp_path):
     assert "does not exist" in refuse("predict", tmp_path / "nowhere", csv, "-o", tmp_path / "p.csv")
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "model.json").write_text("{")
+    (tmp_path / "broken" / "model.safetensors").write_text("{")
     assert "damaged" in refuse("predict", tmp_path / "broken", csv, "-o", tmp_path / "p.csv")
-    for file in model.glob("model*"):
-        content = file.read_bytes()
-        (tmp_path / "broken" / file.name).write_bytes(content[:-5] if file.suffix == ".safetensors" else content)
+    (tmp_path / "broken" / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-5])
     assert "damaged" in refuse("evaluate", tmp_path / "broken", csv)
 
 

@@ -155,7 +155,7 @@ def test_checkpoints_resume(table, tmp_path, monkeypatch):
     settings = {"random_state": 0, "max_iter": 8, "checkpoint": tmp_path}
     with pytest.warns(FathomWarning, match="Stopped by the user"):
         DeepGPRegressor(QUICK, callbacks=[interrupt], **settings).fit(X, y)
-    assert (tmp_path / "checkpoint.json").is_file()
+    assert (tmp_path / "checkpoint.safetensors").is_file()
     resumed = DeepGPRegressor(QUICK, **settings).fit(X, y)
     assert np.array_equal(resumed.predict(X), plain.predict(X))
 

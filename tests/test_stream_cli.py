@@ -1,7 +1,5 @@
 """Streams on the command line: generate, convert, fit, predict, and their sentences."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,7 +22,7 @@ FAST = ("--depth", "1", "--num-inducing", "5", "--batch-size", "30", "--max-iter
 def test_fit_and_predict_a_directory(run, trips, tmp_path):
     result = run("fit", trips, "--target", "seconds", "--out", tmp_path / "model", *FAST)
     assert "RMSE" in result.stdout
-    assert json.loads((tmp_path / "model" / "model.json").read_text())["magic"] == "fathomgp"
+    assert (tmp_path / "model" / "model.safetensors").is_file()
     assert (tmp_path / "model" / "report.html").is_file()
     run("predict", tmp_path / "model", trips, "-o", tmp_path / "out")
     for number in range(3):

@@ -29,6 +29,10 @@ class ModelFileError(FathomError, ValueError):
     """A saved model or checkpoint is damaged, foreign, or written by a newer version."""
 
 
+class WriteError(FathomError, OSError):
+    """A file could not be written: no room, or no permission."""
+
+
 class LostProcessError(FathomError, RuntimeError):
     """Another process of a distributed fit has gone."""
 

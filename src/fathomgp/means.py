@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float
 from fathomgp.errors import DataError, SettingError
 from fathomgp.parameters import Parameter, real
 from fathomgp.precision import default_float
+from fathomgp.tags import tagged
 
 Inputs = Float[Array, "N D"] | Float[np.ndarray, "N D"]
 
@@ -26,6 +27,7 @@ class AbstractMean(eqx.Module):
         """``m(x)``, row by row."""
 
 
+@tagged("mean/zero")
 class Zero(AbstractMean):
     """``m(x) = 0``."""
 
@@ -39,6 +41,7 @@ class Zero(AbstractMean):
         return jnp.zeros((x.shape[0], self.output_dim), x.dtype)
 
 
+@tagged("mean/constant")
 class Constant(AbstractMean):
     """``m(x) = value``.
 
@@ -63,6 +66,7 @@ class Constant(AbstractMean):
         return jnp.broadcast_to(self.value.value.astype(x.dtype)[None, :], (x.shape[0], self.output_dim))
 
 
+@tagged("mean/linear")
 class Linear(AbstractMean):
     """``m(x) = x W + b``.
 

@@ -25,10 +25,12 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Shaped
 
 from fathomgp.errors import SettingError
 from fathomgp.precision import default_float
+from fathomgp.tags import tagged
 
 T = TypeVar("T")
 
 
+@tagged("model/parameter")
 class Parameter(eqx.Module):
     """A number or array that may be learned.
 

@@ -5,6 +5,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 
 from fathomgp.errors import DataError
+from fathomgp.tags import tagged
 
 # A standard deviation below this many units in the last place of the mean is rounding, not variation.
 _ROUNDING = 32.0
@@ -91,6 +92,7 @@ class Moments(eqx.Module):
         return np.sqrt(_share(self.M2, self.count))
 
 
+@tagged("data/standardizer")
 class Standardizer(eqx.Module):
     """The map ``z = (x - shift) / scale`` of each column, and its inverse.
 

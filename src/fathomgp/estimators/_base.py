@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fathomgp._outputs import check_writable
 from fathomgp.compilation import program
-from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
+from fathomgp.data import ParquetSource, Standardizer, Targets, read_inputs, read_targets
 from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
 from fathomgp.estimators._prepare import check_stream, prepare_arrays, prepare_stream
@@ -45,23 +45,25 @@ _BLOCK = 4096
 #: Rows at which the chains of a sampler are compared.
 _JUDGED_ROWS = 50
 
-#: What a fitted estimator holds beyond its parameters; the names that save and load carry.
-_FITTED = (
-    "posterior_",
-    "history_",
-    "messages_",
-    "fit_seconds_",
-    "n_iter_",
-    "n_features_in_",
-    "feature_names_in_",
-    "target_names_",
-    "x_scaler_",
-    "y_scaler_",
-    "classes_",
-    "_squeeze",
-    "_seed",
-    "_dtype",
-)
+#: What a fitted estimator holds beyond its parameters: the names that save and load carry, and what they must be.
+FITTED: dict[str, Any] = {
+    "posterior_": AbstractPosterior,
+    "history_": dict[str, np.ndarray | str | float | int | bool],
+    "messages_": list[str],
+    "fit_seconds_": float,
+    "n_iter_": int,
+    "n_features_in_": int,
+    "feature_names_in_": np.ndarray,
+    "target_names_": list[str] | tuple[str, ...] | np.ndarray | None,
+    "x_scaler_": Standardizer,
+    "y_scaler_": Standardizer,
+    "classes_": np.ndarray,
+    "_squeeze": bool,
+    "_seed": int,
+    "_dtype": np.dtype,
+}
+#: Those that only some estimators hold.
+SOMETIMES = {"feature_names_in_", "classes_"}
 
 
 class _DeepGPEstimator(BaseEstimator):
@@ -190,7 +192,7 @@ class _DeepGPEstimator(BaseEstimator):
         params["checkpoint"] = None
         if not isinstance(params["random_state"], (int, np.integer, type(None))):
             params["random_state"] = None
-        fitted = {name: vars(self)[name] for name in _FITTED if name in vars(self)}
+        fitted = {name: vars(self)[name] for name in FITTED if name in vars(self)}
         save_bundle(path, "model", {"estimator": type(self).__name__, "params": params, "fitted": fitted})
 
     def _check_settings(self) -> None:

@@ -13,9 +13,17 @@ import numpy as np
 from fathomgp.errors import ModelFileError
 from fathomgp.fitting._devices import from_numpy, to_numpy
 from fathomgp.fitting._guard import Guard
-from fathomgp.persistence import bundle_exists, load_bundle, save_bundle
+from fathomgp.persistence import bundle_exists, check_type, check_writable, load_bundle, save_bundle
 
 _NAME = "checkpoint"
+#: What a checkpoint holds.
+_CONTENT: dict[str, Any] = {
+    "identity": dict[str, str],
+    "position": dict[str, int],
+    "state": list[np.ndarray],
+    "guard": list[int],
+    "history": dict[str, np.ndarray],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +63,8 @@ class Checkpointer:
         self._settings = settings
         self._identity = identity
         self._last_time = time.monotonic()
+        if jax.process_index() == 0:
+            check_writable(settings.directory)
 
     def due(self, total: int) -> bool:
         """Whether a checkpoint should be written after ``total`` steps."""
@@ -69,7 +79,8 @@ class Checkpointer:
         return None if every is None else every - total % every
 
     def write(self, position: Position, state: Any, guard: Guard, history: dict[str, np.ndarray]) -> None:
-        """Write the checkpoint."""
+        """Write the checkpoint; a :class:`~fathomgp.errors.WriteError` leaves the one before as it was."""
+        self._last_time = time.monotonic()
         content = {
             "identity": self._identity,
             "position": dataclasses.asdict(position),
@@ -79,14 +90,14 @@ class Checkpointer:
         }
         if jax.process_index() == 0:
             save_bundle(self._settings.directory, _NAME, content)
-        self._last_time = time.monotonic()
 
     def read(self) -> dict[str, Any] | None:
         """The checkpoint's content, or ``None`` when there is none; one of another run is refused."""
         directory = pathlib.Path(self._settings.directory)
         if not bundle_exists(directory, _NAME):
             return None
-        content = load_bundle(directory, _NAME)
+        content = load_bundle(directory, _NAME, first_format=False)
+        _check_content(content, directory)
         for name, mine in self._identity.items():
             theirs = content["identity"].get(name)
             if theirs != mine:
@@ -95,6 +106,18 @@ class Checkpointer:
                     "Give another directory, or remove that one to start afresh."
                 )
         return content
+
+
+def _check_content(content: Any, directory: pathlib.Path) -> None:
+    if not isinstance(content, dict) or set(content) != set(_CONTENT):
+        raise ModelFileError(f"{directory} holds no checkpoint as fathomgp writes it: remove it to start afresh.")
+    for name, annotation in _CONTENT.items():
+        check_type(content[name], annotation, f"The checkpoint in {directory}: its {name}")
+    position, guard = content["position"], content["guard"]
+    if set(position) != {field.name for field in dataclasses.fields(Position)} or len(guard) != 2:
+        raise ModelFileError(f"The checkpoint in {directory} does not say where the run stood: remove it.")
+    if min(*position.values(), *guard) < 0:
+        raise ModelFileError(f"The checkpoint in {directory} counts below zero: remove it to start afresh.")
 
 
 def restore_state(template: Any, leaves: list[np.ndarray]) -> Any:

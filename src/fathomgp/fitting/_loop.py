@@ -25,7 +25,7 @@ from fathomgp._version import __version__
 from fathomgp.compilation import ONE_CORE, program
 from fathomgp.data import AbstractFeed, AbstractSource, ArraySource
 from fathomgp.data._exchange import exchange_arrays
-from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError, SettingError
+from fathomgp.errors import FitWarning, LostProcessError, ModelFileError, NonFiniteError, SettingError, WriteError
 from fathomgp.fitting._checkpoint import Checkpointer, Checkpointing, Position, restore_state
 from fathomgp.fitting._devices import ManyDevices, OneDevice, agree, available_cores, choose_placement, keep_everywhere
 from fathomgp.fitting._guard import STOP_AFTER, Guard, guarded, new_guard
@@ -344,7 +344,12 @@ class _Run:
     def _write_checkpoint(self) -> None:
         assert self.checkpointer is not None
         history = {name: np.concatenate(parts) for name, parts in self.history.items()}
-        self.checkpointer.write(self.position, self.state, self.guard, history)
+        try:
+            self.checkpointer.write(self.position, self.state, self.guard, history)
+        except WriteError as error:
+            sentence = f"The fit goes on, but a checkpoint was lost: {error}"
+            if sentence not in self.messages:
+                self._say(sentence)
 
     def _resume(self) -> bool:
         content = None if self.checkpointer is None else self.checkpointer.read()
@@ -352,6 +357,8 @@ class _Run:
         if content is None:
             return False
         self.position = Position(**content["position"])
+        if self.position.phase >= len(self.plan) or self.position.step > self.plan[self.position.phase].steps:
+            raise ModelFileError("The checkpoint stands beyond the end of this run: remove it to start afresh.")
         self.state = restore_state(self._enter(self.position.phase), content["state"])
         self.state = agree(self.state)
         in_a_row, total = content["guard"]

@@ -13,6 +13,7 @@ from fathomgp.inference._propagation import Matched, PropagatedPosterior, diagon
 from fathomgp.model import DeepGP
 from fathomgp.parameters import Parameter, positive, real
 from fathomgp.predictive import Mixture
+from fathomgp.tags import tagged
 
 _START_VARIANCE = 0.1
 _STEPS = 200
@@ -25,6 +26,7 @@ class Latent(eqx.Module):
     variance: Parameter
 
 
+@tagged("posterior/latent-inputs")
 class LatentInputsPosterior(AbstractPosterior):
     """What an unsupervised fit has learned: functions from latent inputs to outputs, and the inputs of the data.
 

@@ -13,8 +13,10 @@ from fathomgp.linalg import safe_cholesky
 from fathomgp.model import Conditional, DeepGP, Layer, joint_moments, moments, sample_path
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
+from fathomgp.tags import tagged
 
 
+@tagged("posterior/layered")
 class LayeredPosterior(AbstractPosterior):
     """q(f) of a deep GP whose layers hold independent Gaussians q(v) = N(m~, T T^T).
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
+from fathomgp.tags import tagged
+
 #: Phi of S points at once.
 Target = Callable[[Float[Array, "S n"]], Float[Array, " S"]]
 
@@ -68,6 +70,7 @@ class AbstractSampler(eqx.Module):
         """One step of every chain."""
 
 
+@tagged("sampler/pcn")
 class PCN(AbstractSampler):
     """Preconditioned Crank-Nicolson: ``w' = sqrt(1 - b^2) w + b e``, accepted with ``exp(Phi(w') - Phi(w))``.
 
@@ -93,6 +96,7 @@ class PCN(AbstractSampler):
         return _accept(chains, new, new.value - chains.value, value, accept_keys)
 
 
+@tagged("sampler/mala")
 class MALA(AbstractSampler):
     """Preconditioned Langevin steps: ``w' = a w + (1 - a) grad Phi(w) + b e`` with ``a = sqrt(1 - b^2)``.
 
@@ -133,6 +137,7 @@ class MALA(AbstractSampler):
         return _accept(chains, new, log_ratio, value, accept_keys)
 
 
+@tagged("sampler/elliptical-slice")
 class EllipticalSlice(AbstractSampler):
     """Elliptical slice sampling: no step size, no rejection; the target is asked several times a step.
 

@@ -29,11 +29,13 @@ from jaxtyping import Array, Bool, Float
 from fathomgp.linalg import JitterReport, gram_of_lower, inverse_lower, safe_cholesky
 from fathomgp.model import Conditional, Layer
 from fathomgp.precision import clamp_variance
+from fathomgp.tags import tagged
 
 #: gamma^2 below this share of k(x, x) is rounding: dividing by it would ruin Q.
 _SMALLEST_NOVELTY = 1e-10
 
 
+@tagged("sequential/online-gp")
 class OnlineGP(eqx.Module):
     """What a layer has learned so far. Slots that are not active hold zeros.
 

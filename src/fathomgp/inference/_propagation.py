@@ -29,11 +29,13 @@ from fathomgp.linalg import product, transposed_product
 from fathomgp.model import Conditional, DeepGP, Layer, moments
 from fathomgp.precision import clamp_variance, variance_floor
 from fathomgp.predictive import Mixture
+from fathomgp.tags import tagged
 
 #: Variances, one an output, or the whole covariance between outputs.
 Spread = Float[Array, "B _"] | Float[Array, "B _ _"]
 
 
+@tagged("posterior/matched")
 class Matched(eqx.Module):
     """A layer's q(f), ready for uncertain inputs.
 
@@ -51,6 +53,7 @@ class Matched(eqx.Module):
     quadratic: Contraction
 
 
+@tagged("posterior/propagated")
 class PropagatedPosterior(AbstractPosterior):
     """q(f) of a deep GP, answered by one deterministic pass: a mixture of one component.
 

@@ -10,11 +10,13 @@ from fathomgp.inference._base import AbstractPosterior
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.model import DeepGP, Whitener, condition_on, known
 from fathomgp.predictive import Mixture
+from fathomgp.tags import tagged
 
 #: v of every layer; with leading axes where several chains or draws are meant.
 Values = tuple[Float[Array, "*stack _ _"], ...]
 
 
+@tagged("posterior/sampled")
 class SampledPosterior(AbstractPosterior):
     """Draws of v, several chains of them: each is one deep GP with known inducing values, one component of the answer.
 

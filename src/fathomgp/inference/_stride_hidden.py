@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int, PyTree, Shaped
 from fathomgp.linalg import inverse_lower, pivoted_cholesky, product, safe_cholesky
 from fathomgp.means import AbstractMean
 from fathomgp.model import DeepGP
+from fathomgp.tags import tagged
 
 KINDS = ("exact", "aca", "sparse")
 
@@ -34,6 +35,7 @@ _STRIPS = 4
 Values = list[Float[Array, "S K _"]]
 
 
+@tagged("stride/hidden")
 class Hidden(eqx.Module):
     """The anchors, and the bottom layer's maps.
 

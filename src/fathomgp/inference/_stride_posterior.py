@@ -21,8 +21,10 @@ from fathomgp.linalg import product, safe_cholesky
 from fathomgp.model import Conditional, DeepGP, joint_moments, moments
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
+from fathomgp.tags import tagged
 
 
+@tagged("stride/given")
 class Given(eqx.Module):
     """A hidden layer's GP given its white variables at the anchors.
 
@@ -37,6 +39,7 @@ class Given(eqx.Module):
     inverse: Float[Array, "T R R"]
 
 
+@tagged("stride/trace")
 class Trace(eqx.Module):
     """The end of the last E step, for diagnostics: steps whose sizes were frozen, NaN before them.
 
@@ -51,6 +54,7 @@ class Trace(eqx.Module):
     nonfinite: Float[Array, ""]
 
 
+@tagged("posterior/stride")
 class STRIDEPosterior(AbstractPosterior):
     """What STRIDE has learned: S particles, each a GP given its hidden layers.
 

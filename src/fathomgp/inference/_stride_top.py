@@ -30,6 +30,7 @@ from fathomgp.linalg import (
     sum_blocks,
 )
 from fathomgp.model import DeepGP, Layer
+from fathomgp.tags import tagged
 
 KINDS = ("collapsed", "sampled", "standard")
 
@@ -44,6 +45,7 @@ _FEWEST_ROWS = 256
 _TOLERANCE = 0.1
 
 
+@tagged("stride/top")
 class Top(eqx.Module):
     """How the last layer is treated.
 
@@ -62,6 +64,7 @@ class Top(eqx.Module):
         return num_inducing * model.layers[-1].width if self.kind == "sampled" else 0
 
 
+@tagged("stride/whitening")
 class Whitening(eqx.Module):
     """Lz^-1 of every particle, and what the factorisations had to say."""
 
@@ -69,6 +72,7 @@ class Whitening(eqx.Module):
     report: JitterReport
 
 
+@tagged("stride/conditioned")
 class Conditioned(eqx.Module):
     """The last layer's GP given every particle: see :class:`fathomgp.model.Conditional`.
 

@@ -52,6 +52,7 @@ from fathomgp.likelihoods import AbstractLikelihood, Gaussian
 from fathomgp.linalg import check_factor, inverse_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Whitened
 from fathomgp.parameters import all_finite, partition
+from fathomgp.tags import tagged
 
 
 class AEPInfo(AbstractInfo):
@@ -74,6 +75,7 @@ class AEPInfo(AbstractInfo):
     clamped: Float[Array, ""]
 
 
+@tagged("method/aep")
 class AEP(AbstractDescent):
     """Approximate (power) expectation propagation with tied factors.
 

@@ -59,6 +59,7 @@ from fathomgp.model import (
     project,
 )
 from fathomgp.parameters import all_finite, real
+from fathomgp.tags import tagged
 
 PARAMETERISATIONS = ("orthogonal", "lifted")
 
@@ -77,6 +78,7 @@ class DecoupledQ(eqx.Module):
     nu: Float[Array, "Ma P"]
 
 
+@tagged("method/decoupled")
 class Decoupled(AbstractDescent):
     """Decoupled doubly stochastic variational inference.
 

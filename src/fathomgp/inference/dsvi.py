@@ -62,6 +62,7 @@ from fathomgp.model import (
     prepare_all,
 )
 from fathomgp.parameters import all_finite, cast, partition, real
+from fathomgp.tags import tagged
 
 #: q(v) of a layer.
 Q = Whitened | Informed
@@ -88,6 +89,7 @@ class DSVIInfo(AbstractInfo):
     kl: Float[Array, ""]
 
 
+@tagged("method/dsvi")
 class DSVI(AbstractDescent):
     """Doubly stochastic variational inference; with one layer, the sparse variational GP.
 

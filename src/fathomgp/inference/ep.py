@@ -37,6 +37,7 @@ from fathomgp.linalg import Factor, check_factor, inverse_lower, logdet_lower, s
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare_all, project
 from fathomgp.parameters import all_finite, partition
 from fathomgp.precision import clamp_variance
+from fathomgp.tags import tagged
 
 #: Numbers that the factors of all data may hold.
 _MAX_NUMBERS = 1 << 27
@@ -77,6 +78,7 @@ class EPInfo(AbstractInfo):
     kept: Float[Array, ""]
 
 
+@tagged("method/ep")
 class EP(AbstractInference):
     """Expectation propagation (``tied=False``) and stochastic expectation propagation (``tied=True``).
 

@@ -33,6 +33,7 @@ from fathomgp.linalg import JitterReport, check_factor, gaussian_log_marginal, i
 from fathomgp.model import DeepGP
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
+from fathomgp.tags import tagged
 
 #: Beyond this, one N x N matrix in double precision fills more than 3 GB.
 _MAX_ROWS = 20_000
@@ -53,6 +54,7 @@ class ExactState(eqx.Module):
 ExactInfo = LBFGSInfo
 
 
+@tagged("method/exact")
 class Exact(AbstractInference):
     """Exact inference with hyperparameters of highest marginal likelihood.
 
@@ -112,6 +114,7 @@ class Exact(AbstractInference):
         return condition(fitted_model(state.search), data.everything(), shared=state.shared)
 
 
+@tagged("posterior/exact")
 class ExactPosterior(AbstractPosterior):
     """A Gaussian process conditioned on data.
 

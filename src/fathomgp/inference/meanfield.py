@@ -33,6 +33,7 @@ from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare_all
 from fathomgp.parameters import positive, real
+from fathomgp.tags import tagged
 
 #: The variance of q(h), and of the noise between layers where the model has none, at the start.
 _START_VARIANCE = 0.01
@@ -66,6 +67,7 @@ class MeanFieldState(eqx.Module):
 MeanFieldInfo = LBFGSInfo
 
 
+@tagged("method/meanfield")
 class MeanField(AbstractInference):
     """The mean-field variational deep GP, for Gaussian noise; one latent layer without inputs is the Bayesian GP-LVM.
 

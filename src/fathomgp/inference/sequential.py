@@ -67,6 +67,7 @@ from fathomgp.linalg import check_factor
 from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, cast, partition
 from fathomgp.predictive import Mixture
+from fathomgp.tags import tagged
 
 #: Rows between two computations of Q from its definition.
 _REFRESH = 128
@@ -80,6 +81,7 @@ _MASK_ROWS = 1 << 20
 _LEARN, _PASS = "learn", "pass"
 
 
+@tagged("sequential/state")
 class SequentialState(eqx.Module):
     """The model and what its layers have learned.
 
@@ -116,6 +118,7 @@ class SequentialInfo(AbstractInfo):
     refused: Float[Array, ""]
 
 
+@tagged("method/sequential")
 class Sequential(AbstractInference):
     """Sequential Monte Carlo for deep GPs; with one layer, the sparse online GP.
 
@@ -289,6 +292,7 @@ class Sequential(AbstractInference):
         return SequentialState(model, refresh(state.gps, model.layers), state.seen, adam)
 
 
+@tagged("posterior/sequential")
 class SequentialPosterior(AbstractPosterior):
     """What the layers know, ready to predict and to learn more.
 

@@ -56,6 +56,7 @@ from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor
 from fathomgp.model import DeepGP, Informed, Whitener, condition_on, known, prepare_all
 from fathomgp.parameters import all_finite, cast, partition
+from fathomgp.tags import tagged
 
 #: The ways to learn hyperparameters. Those of :data:`CHASING` follow the chains.
 CHASING = ("moving-window", "mcem", "naive")
@@ -115,6 +116,7 @@ class SGHMCInfo(AbstractInfo):
     temperature: Float[Array, ""]
 
 
+@tagged("method/sghmc")
 class SGHMC(AbstractInference):
     """Stochastic gradient Hamiltonian Monte Carlo over the inducing values, with Monte Carlo EM for all else.
 

@@ -43,6 +43,7 @@ from fathomgp.linalg import (
 )
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, condition_on, prepare, project
 from fathomgp.parameters import real
+from fathomgp.tags import tagged
 
 #: Rows that pass through the bound at a time: memory is this many times M.
 _BLOCK = 4096
@@ -63,6 +64,7 @@ class SGPRState(eqx.Module):
 SGPRInfo = LBFGSInfo
 
 
+@tagged("method/sgpr")
 class SGPR(AbstractInference):
     """The collapsed sparse bound.
 

@@ -63,6 +63,7 @@ from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, partition
+from fathomgp.tags import tagged
 
 #: Rows that the shallow start looks at, at the most, unless a setting says otherwise.
 _START_ROWS = 10_000
@@ -134,6 +135,7 @@ class STRIDEInfo(AbstractInfo):
     gain: Float[Array, ""]
 
 
+@tagged("method/stride")
 class STRIDE(AbstractInference):
     """Sparse techniques for regression in deep Gaussian processes.
 

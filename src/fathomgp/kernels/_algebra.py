@@ -8,8 +8,10 @@ from jaxtyping import Array, Float
 
 from fathomgp.errors import SettingError
 from fathomgp.kernels._base import AbstractKernel
+from fathomgp.tags import tagged
 
 
+@tagged("kernel/sum")
 class Sum(AbstractKernel):
     """``k(x, x') = sum_i k_i(x, x')``: the kernel of a sum of independent functions. Nested sums become one.
 
@@ -33,6 +35,7 @@ class Sum(AbstractKernel):
         return functools.reduce(operator.add, [part.diagonal(x) for part in self.parts])
 
 
+@tagged("kernel/product")
 class Product(AbstractKernel):
     """``k(x, x') = prod_i k_i(x, x')``: similar where every part says so. Nested products become one."""
 

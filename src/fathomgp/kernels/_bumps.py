@@ -23,11 +23,13 @@ from fathomgp.kernels._arguments import log_like
 from fathomgp.kernels._exponential import excess, exponential
 from fathomgp.kernels._stationary import RBF
 from fathomgp.linalg import inverse_lower, logdet_lower, product, safe_cholesky
+from fathomgp.tags import tagged
 
 #: A diagonal or a full covariance of every input.
 Spread = Float[Array, "B _"] | Float[Array, "B _ _"]
 
 
+@tagged("kernel/bumps")
 class Bumps(eqx.Module):
     """J bumps with one precision.
 

@@ -21,8 +21,10 @@ from fathomgp.kernels._arguments import (
 from fathomgp.kernels._base import AbstractKernel
 from fathomgp.kernels._distance import safe_sqrt
 from fathomgp.parameters import Parameter
+from fathomgp.tags import tagged
 
 
+@tagged("kernel/linear")
 class Linear(AbstractKernel):
     """Linear functions with Gaussian weights: ``k(x, x') = sum_d variance_d x_d x'_d + bias_variance``.
 
@@ -63,6 +65,7 @@ class Linear(AbstractKernel):
         return jnp.zeros((), x.dtype) if self.bias_variance is None else like(self.bias_variance, x)
 
 
+@tagged("kernel/polynomial")
 class Polynomial(AbstractKernel):
     """Polynomials of a given degree: ``k(x, x') = (sum_d variance_d x_d x'_d + offset)^degree``.
 
@@ -107,6 +110,7 @@ class Polynomial(AbstractKernel):
         return _weighted(x, self.variance, "variance", self.active_dims)
 
 
+@tagged("kernel/arc-cosine")
 class ArcCosine(AbstractKernel):
     """A hidden layer of infinitely many units with activation ``max(0, a)^order`` and Gaussian weights.
 
@@ -168,6 +172,7 @@ class ArcCosine(AbstractKernel):
         return _weighted(x, self.weight_variance, "weight_variance", self.active_dims)
 
 
+@tagged("kernel/neural-network")
 class NeuralNetwork(AbstractKernel):
     """A hidden layer of infinitely many units with a sigmoid (error function) activation and Gaussian weights.
 

@@ -9,8 +9,10 @@ from fathomgp.kernels._arguments import log_like
 from fathomgp.kernels._base import AbstractKernel
 from fathomgp.kernels._distance import squared_distance
 from fathomgp.kernels._stationary import AbstractStationary
+from fathomgp.tags import tagged
 
 
+@tagged("kernel/convolution")
 class Convolution(AbstractKernel):
     """Paciorek's kernel: a stationary one whose length at x is ``u(x)`` times its own.
 

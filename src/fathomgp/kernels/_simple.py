@@ -7,8 +7,10 @@ from jaxtyping import Array, ArrayLike, Float
 from fathomgp.kernels._arguments import ActiveDims, checked_dims, like, positive_number
 from fathomgp.kernels._base import AbstractKernel
 from fathomgp.parameters import Parameter
+from fathomgp.tags import tagged
 
 
+@tagged("kernel/white")
 class White(AbstractKernel):
     """White noise: every point is correlated with itself only.
 
@@ -38,6 +40,7 @@ class White(AbstractKernel):
         return jnp.broadcast_to(like(self.variance, x), (x.shape[0],))
 
 
+@tagged("kernel/constant")
 class Constant(AbstractKernel):
     """One Gaussian number, the same everywhere: ``k(x, x') = variance``.
 

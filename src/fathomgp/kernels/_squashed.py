@@ -4,8 +4,10 @@ import jax
 from jaxtyping import Array, Float
 
 from fathomgp.kernels._base import AbstractKernel
+from fathomgp.tags import tagged
 
 
+@tagged("kernel/squashed")
 class Squashed(AbstractKernel):
     """``k(x, x') = inner(s(x), s(x'))`` with the logistic function ``s(x) = 1 / (1 + exp(-x))`` on every column.
 

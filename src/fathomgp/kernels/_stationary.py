@@ -21,6 +21,7 @@ from fathomgp.kernels._base import AbstractKernel
 from fathomgp.kernels._distance import safe_sqrt, squared_distance
 from fathomgp.kernels._exponential import exponential
 from fathomgp.parameters import Parameter
+from fathomgp.tags import tagged
 
 
 class AbstractStationary(AbstractKernel):
@@ -80,6 +81,7 @@ class _AbstractTwoParameter(AbstractStationary):
         self.variance = positive_number(variance, "variance")
 
 
+@tagged("kernel/rbf")
 class RBF(_AbstractTwoParameter):
     """Radial basis functions (squared exponential): infinitely smooth functions.
 
@@ -102,6 +104,7 @@ class RBF(_AbstractTwoParameter):
         return exponential(log_variance - 0.5 * r2)
 
 
+@tagged("kernel/matern12")
 class Matern12(_AbstractTwoParameter):
     """Matern kernel of order 1/2 (Ornstein-Uhlenbeck): continuous, nowhere differentiable functions.
 
@@ -115,6 +118,7 @@ class Matern12(_AbstractTwoParameter):
         return exponential(log_variance - safe_sqrt(r2))
 
 
+@tagged("kernel/matern32")
 class Matern32(_AbstractTwoParameter):
     """Matern kernel of order 3/2: functions that can be differentiated once.
 
@@ -128,6 +132,7 @@ class Matern32(_AbstractTwoParameter):
         return _matern32(r2, log_variance)
 
 
+@tagged("kernel/matern52")
 class Matern52(_AbstractTwoParameter):
     """Matern kernel of order 5/2: functions that can be differentiated twice.
 
@@ -141,6 +146,7 @@ class Matern52(_AbstractTwoParameter):
         return _matern52(r2, log_variance)
 
 
+@tagged("kernel/rational-quadratic")
 class RationalQuadratic(AbstractStationary):
     """A scale mixture of :class:`RBF` kernels, with lengthscales spread the more the smaller ``alpha`` is.
 
@@ -177,6 +183,7 @@ class RationalQuadratic(AbstractStationary):
         return exponential(log_variance - alpha * jnp.log1p(r2 / (2 * alpha)))
 
 
+@tagged("kernel/periodic")
 class Periodic(AbstractKernel):
     """Functions that repeat themselves along every input.
 

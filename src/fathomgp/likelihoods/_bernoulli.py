@@ -9,8 +9,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from fathomgp.likelihoods._classes import AbstractClassLikelihood
 from fathomgp.likelihoods._quadrature import expectation, log_expectation
 from fathomgp.likelihoods._special import log_ndtr
+from fathomgp.tags import tagged
 
 
+@tagged("likelihood/bernoulli")
 class Bernoulli(AbstractClassLikelihood):
     r"""Two classes with a probit link, :math:`p(y = 1 \mid f) = \Phi(f)`.
 

@@ -12,6 +12,7 @@ from fathomgp.likelihoods._checks import refuse_infinite
 from fathomgp.likelihoods._quadrature import expectation, log_expectation
 from fathomgp.likelihoods._special import LOG_TWO_PI, exponent_cap, safe_exp
 from fathomgp.parameters import Parameter, positive, real
+from fathomgp.tags import tagged
 
 #: Targets are standardised, so this bounds the noise's standard deviation to a thousandth of theirs.
 SMALLEST_VARIANCE = 1e-6
@@ -19,6 +20,7 @@ SMALLEST_VARIANCE = 1e-6
 _NOISE_NODES = 64
 
 
+@tagged("likelihood/gaussian")
 class Gaussian(AbstractLikelihood):
     r"""Gaussian noise, :math:`p(y \mid f) = N(y; f, \sigma^2)`.
 
@@ -85,6 +87,7 @@ class Gaussian(AbstractLikelihood):
         return jnp.broadcast_to(self.variance.value, shape)
 
 
+@tagged("likelihood/heteroscedastic-gaussian")
 class HeteroscedasticGaussian(AbstractLikelihood):
     r"""Gaussian noise whose logarithm is a latent function, :math:`p(y \mid f, g) = N(y; f, e^{g + o})`.
 

@@ -12,12 +12,14 @@ from fathomgp.likelihoods._base import AbstractLikelihood
 from fathomgp.likelihoods._checks import refuse, refuse_infinite
 from fathomgp.likelihoods._quadrature import expectation, log_expectation, log_gamma_average_rule
 from fathomgp.likelihoods._special import safe_exp, safe_sqrt
+from fathomgp.tags import tagged
 
 _NUM_NODES = 64
 # Above this rate the Poisson is normal to four digits, and the exact sampler's integers come near their limit.
 _LARGEST_EXACT_RATE = 1e8
 
 
+@tagged("likelihood/poisson")
 class Poisson(AbstractLikelihood):
     r"""Counts with a log link, :math:`p(y \mid f) = e^{y f - e^f} / y!`."""
 

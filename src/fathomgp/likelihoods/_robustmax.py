@@ -11,8 +11,10 @@ from fathomgp.errors import SettingError
 from fathomgp.likelihoods._classes import AbstractClassLikelihood, check_num_classes, one_hot
 from fathomgp.likelihoods._quadrature import NUM_NODES
 from fathomgp.likelihoods._special import log_ndtr, safe_sqrt
+from fathomgp.tags import tagged
 
 
+@tagged("likelihood/robust-max")
 class RobustMax(AbstractClassLikelihood):
     r"""The largest of K latents names the class, except for labelling mistakes at rate :math:`\epsilon`.
 

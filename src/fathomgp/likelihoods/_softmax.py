@@ -11,8 +11,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from fathomgp._rules import normal_points
 from fathomgp.likelihoods._classes import AbstractClassLikelihood, check_num_classes, one_hot
 from fathomgp.likelihoods._special import safe_sqrt
+from fathomgp.tags import tagged
 
 
+@tagged("likelihood/softmax")
 class Softmax(AbstractClassLikelihood):
     r"""Softmax of K latents, :math:`p(y = c \mid f) = e^{f_c} / \sum_k e^{f_k}`.
 

@@ -12,11 +12,13 @@ from fathomgp.likelihoods._base import AbstractLikelihood
 from fathomgp.likelihoods._checks import refuse_infinite
 from fathomgp.likelihoods._quadrature import expectation, log_gamma_average_rule, log_gamma_rule
 from fathomgp.parameters import Parameter, positive
+from fathomgp.tags import tagged
 
 #: Targets are standardised, so this bounds the scale to a thousandth of their standard deviation.
 SMALLEST_SCALE = 1e-3
 
 
+@tagged("likelihood/student-t")
 class StudentT(AbstractLikelihood):
     r"""Student-t noise, :math:`p(y \mid f) \propto (1 + (y - f)^2 / (\nu s^2))^{-(\nu+1)/2}`.
 

@@ -20,10 +20,12 @@ from fathomgp.errors import JitterWarning, NonFiniteError, NotPositiveDefiniteEr
 from fathomgp.linalg._inverse import inverse_lower
 from fathomgp.linalg._products import multiply_from_left, transpose
 from fathomgp.notices import tell
+from fathomgp.tags import tagged
 
 _GROWTH = 10.0
 
 
+@tagged("linalg/jitter-policy")
 class JitterPolicy(eqx.Module):
     """Which multiples of a matrix's mean diagonal are tried as jitter: ``first``, then tenfold up to ``largest``."""
 
@@ -46,6 +48,7 @@ def default_policy(dtype: Any) -> JitterPolicy:
     return JitterPolicy(1e-10, 1e-4) if double else JitterPolicy(1e-6, 1e-2)
 
 
+@tagged("linalg/jitter-report")
 class JitterReport(eqx.Module):
     """What became of a factorisation, one entry a matrix: small enough to travel in a step's Info.
 
@@ -62,6 +65,7 @@ class JitterReport(eqx.Module):
     finite_input: Bool[Array, "*batch"]
 
 
+@tagged("linalg/factor")
 class Factor(eqx.Module):
     """``lower lower^T = K + jitter I``. A matrix without a factor has NaN there."""
 

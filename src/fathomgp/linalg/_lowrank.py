@@ -10,8 +10,10 @@ from jaxtyping import Array, Float
 from fathomgp.linalg._cholesky import Factor, differentiable_lower, safe_cholesky
 from fathomgp.linalg._inverse import inverse_lower, logdet_lower
 from fathomgp.linalg._products import product, transpose, transposed_product
+from fathomgp.tags import tagged
 
 
+@tagged("linalg/low-rank-plus-diagonal")
 class LowRankPlusDiagonal(eqx.Module):
     """``A = V^T V + diag(d)``, held by the factor of ``B = I + V diag(d)^-1 V^T``.
 

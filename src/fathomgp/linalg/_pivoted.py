@@ -9,8 +9,10 @@ from jaxtyping import Array, Float, Int
 
 from fathomgp.errors import SettingError
 from fathomgp.precision import variance_floor
+from fathomgp.tags import tagged
 
 
+@tagged("linalg/pivoted-cholesky")
 class PivotedCholesky(eqx.Module):
     """``K ~ factor factor^T``, exact on the pivots' rows and columns.
 

@@ -22,6 +22,7 @@ from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, AbstractStationary, Convolution
 from fathomgp.means import AbstractMean, Constant, linear_map
 from fathomgp.parameters import real
+from fathomgp.tags import tagged
 
 #: Inputs at which a hidden layer's values are known, and these values.
 Knots = tuple[Float[Array, "K D"], Float[Array, "K E"]]
@@ -61,6 +62,7 @@ class AbstractArchitecture(eqx.Module):
         """Refuse inputs or widths that the architecture cannot have."""
 
 
+@tagged("architecture/composition")
 class Composition(AbstractArchitecture):
     """``k(u(x), u(x'))``: layers are functions of functions (Damianou and Lawrence 2013)."""
 
@@ -114,6 +116,7 @@ class _AbstractScalar(AbstractArchitecture):
         """Refuse numbers of inputs that make no sense."""
 
 
+@tagged("architecture/convolution")
 class ConvolutionArchitecture(_AbstractScalar):
     """Hidden values are local length scales: see :class:`fathomgp.kernels.Convolution`."""
 
@@ -141,6 +144,7 @@ class ConvolutionArchitecture(_AbstractScalar):
         pass
 
 
+@tagged("architecture/injective")
 class Injective(_AbstractScalar):
     """``k(g(x), g(x'))`` with the monotone ``g(x) = integral of max(u(z), smallest)^2 dz`` over z up to x.
 

@@ -20,8 +20,10 @@ from fathomgp.kernels import AbstractKernel, prior_function
 from fathomgp.linalg import JitterReport, inverse_factor, product, safe_inverse_factor, transposed_product
 from fathomgp.model._deep import Layer
 from fathomgp.precision import clamp_variance
+from fathomgp.tags import tagged
 
 
+@tagged("model/whitener")
 class Whitener(eqx.Module):
     """Lz^-1 of a layer (one an output if these are separate), with what its factorisation had to say."""
 
@@ -29,6 +31,7 @@ class Whitener(eqx.Module):
     report: JitterReport
 
 
+@tagged("model/whitened")
 class Whitened(eqx.Module):
     """q(v) of a layer's outputs: independent Gaussians on the whitened inducing values.
 
@@ -42,6 +45,7 @@ class Whitened(eqx.Module):
     root: Float[Array, "*separate R M M"]
 
 
+@tagged("model/informed")
 class Informed(eqx.Module):
     """q(v) as what a noisy observation of v would leave, one for every output: never wider than the prior.
 
@@ -72,6 +76,7 @@ class Informed(eqx.Module):
         return Whitened(mean, self.root @ jnp.swapaxes(inner, 1, 2))
 
 
+@tagged("model/mean-term")
 class MeanTerm(eqx.Module):
     """A part of the mean that has points of its own: ``k(x, points) weights``."""
 
@@ -79,6 +84,7 @@ class MeanTerm(eqx.Module):
     weights: Float[Array, "G P"]
 
 
+@tagged("model/conditional")
 class Conditional(eqx.Module):
     """A layer's q(f), ready to be asked at any inputs.
 

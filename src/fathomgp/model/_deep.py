@@ -12,8 +12,10 @@ from fathomgp.linalg import safe_cholesky
 from fathomgp.means import AbstractMean
 from fathomgp.model._architectures import AbstractArchitecture, Composition, Knots
 from fathomgp.parameters import Parameter
+from fathomgp.tags import tagged
 
 
+@tagged("model/layer")
 class Layer(eqx.Module):
     """One vector-valued Gaussian process: ``width`` independent outputs that share kernel and inducing inputs.
 
@@ -60,6 +62,7 @@ class Layer(eqx.Module):
         return 0 if self.z is None else self.z.shape[-2]
 
 
+@tagged("model/deep-gp")
 class DeepGP(eqx.Module):
     """Layers composed from the inputs to the latent functions of a likelihood.
 

@@ -13,6 +13,7 @@ from fathomgp.means import AbstractMean, Zero
 from fathomgp.model._architectures import AbstractArchitecture, find_architecture
 from fathomgp.model._deep import DeepGP, Layer, separate_outputs
 from fathomgp.parameters import positive, real, unfreeze
+from fathomgp.tags import tagged
 
 #: Rows a weight of all the linear means, below which they stay as they are.
 _ROWS_A_WEIGHT = 12
@@ -20,6 +21,7 @@ _ROWS_A_WEIGHT = 12
 _KMEANS_ROWS = 10_000
 
 
+@tagged("model/recipe")
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Initial values, for standardised inputs and outputs.
