@@ -91,10 +91,20 @@ def test_changed_and_sealed_again_it_is_refused_in_words(saved, tmp_path, change
     tables = (description, items if change is CHANGES["no params"] or change is CHANGES["no fitted"] else content)
     change(*tables, items["params"]["items"], items["fitted"]["items"])
     write_description(tmp_path / "model.safetensors", description)
+    with pytest.raises(ModelFileError):
+        load(tmp_path)
+
+
+def test_a_file_cannot_ask_for_memory_that_it_does_not_fill(saved, tmp_path, flag_off):
+    shutil.copy(saved / "model.safetensors", tmp_path)
+    path = tmp_path / "model.safetensors"
+    description = read_description(path)
+    many = {"is": "strings", "items": ["a" * 100_000] + ["b"] * 10_000, "shape": [10_001], "kind": "U"}
+    description["content"]["items"]["fitted"]["items"]["classes_"] = many
+    write_description(path, description)
     tracemalloc.start()
     try:
-        with pytest.raises(ModelFileError):
-            load(tmp_path)
+        load(tmp_path)  # 10,001 strings of 100,000 places are 4 GB
         assert tracemalloc.get_traced_memory()[1] < 100e6
     finally:
         tracemalloc.stop()

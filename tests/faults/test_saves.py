@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import toy
-from fathomgp.errors import FitWarning, ModelFileError, WriteError
+from fathomgp.errors import FitWarning, ModelFileError, SettingError, WriteError
 from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.persistence import load_bundle, save_bundle
 
@@ -108,7 +108,7 @@ def test_a_full_disk_during_a_fit_costs_a_checkpoint_and_not_the_fit(tmp_path, m
 
 def test_a_place_that_takes_no_files_is_refused_before_the_fit(tmp_path, key):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(WriteError, match=r"Nothing can be written to .*file"):
+    with pytest.raises(SettingError, match=r"checkpoint .*file cannot be written"):
         fit_walk(key, checkpointing=Checkpointing(tmp_path / "file"))
     with pytest.raises(WriteError, match="cannot be written"):
         save_bundle(tmp_path / "file", "model", {})

@@ -10,10 +10,11 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from fathomgp._outputs import check_writable
 from fathomgp.errors import ModelFileError
 from fathomgp.fitting._devices import from_numpy, to_numpy
 from fathomgp.fitting._guard import Guard
-from fathomgp.persistence import bundle_exists, check_type, check_writable, load_bundle, save_bundle
+from fathomgp.persistence import bundle_exists, check_type, load_bundle, save_bundle
 
 _NAME = "checkpoint"
 #: What a checkpoint holds.
@@ -64,7 +65,7 @@ class Checkpointer:
         self._identity = identity
         self._last_time = time.monotonic()
         if jax.process_index() == 0:
-            check_writable(settings.directory)
+            check_writable(settings.directory, "checkpoint")
 
     def due(self, total: int) -> bool:
         """Whether a checkpoint should be written after ``total`` steps."""

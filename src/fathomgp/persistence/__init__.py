@@ -17,7 +17,6 @@ from fathomgp.persistence._container import FORMAT as FORMAT
 from fathomgp.persistence._container import pack, unpack
 from fathomgp.persistence._first_format import FirstFormat
 from fathomgp.persistence._objects import describe, rebuild
-from fathomgp.persistence._replace import check_writable as check_writable
 from fathomgp.persistence._replace import replace_file
 from fathomgp.persistence._schema import check_type as check_type
 from fathomgp.tags import tagged

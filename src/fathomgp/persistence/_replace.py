@@ -41,20 +41,6 @@ def replace_file(path: pathlib.Path, data: bytes) -> None:
         ) from error
 
 
-def check_writable(directory: str | os.PathLike) -> None:
-    """Refuse a directory that takes no files, before hours of work."""
-    directory = pathlib.Path(directory)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        raise WriteError(
-            f"Nothing can be written to {directory} ({error.strerror or error}): give another directory, or change its "
-            "permissions."
-        ) from error
-
-
 @contextlib.contextmanager
 def _temporary(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     """The handle and the name of a file that no other writer writes; removed if the writing fails."""
