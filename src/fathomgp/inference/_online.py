@@ -1,7 +1,8 @@
 """The sparse online Gaussian process (Csato and Opper 2002; Van Vaerenbergh et al. 2012): one datum at a time.
 
 A budget of inputs, the active set X~, carries everything learned: q(u) = N(mu, Sigma) for the function values u there,
-and Q = k(X~, X~)^-1. At a new input, with q_n = Q k(X~, x) (equations 1-6 of Wang et al. 2016, supplement),
+and a root V of Q = k(X~, X~)^-1 = V^T V. At a new input, with q_n = Q k(X~, x) (equations 1-6 of Wang et al. 2016,
+supplement),
 
     gamma^2 = k(x, x) - k(x, X~) q_n           what the active set cannot explain
     mean    = q_n^T mu + m(x)                  variance = gamma^2 + q_n^T Sigma q_n
@@ -14,9 +15,12 @@ that mean: with psi the covariance of the function values with the one at x,
 which for Gaussian noise s2 is (y - mean) / (variance + s2) and -1 / (variance + s2): the exact update. The input then
 joins the active set if gamma^2 is worth it, and the member that is predicted best by the others leaves a full one.
 
-Function values at inputs that lie close together are nearly the same number, and Q of such values loses every digit. So
-u_i is f(x~_i) with white noise of variance delta k(x~_i, x~_i), delta = 1e-6 by default: then no direction of k(X~, X~)
-is smaller than that, at a cost of some 1e-5 in the mean. With delta = 0 the recursions are the exact ones.
+Function values at inputs that lie close together are nearly the same number, and Q of such values loses every digit;
+its root loses half of them. So V is what is carried: an input that joins appends the row (-q_n, 1) / gamma, and before
+one leaves, a reflection turns V so that its column lies in its own row. And u_i is f(x~_i) with white noise of variance
+delta k(x~_i, x~_i), delta = 1e-6 by default: no direction of k(X~, X~) is then smaller, whatever becomes of the
+hyperparameters, at a cost of some 1e-5 in the mean. With delta = 0 there is none, and inputs join down to a gamma^2 of
+1e-6 k(x, x), as in the paper.
 
 Buffers hold one slot more than the budget, with a mask: every datum costs the same, and a pass is one compiled scan.
 """
@@ -26,13 +30,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fathomgp.linalg import JitterReport, gram_of_lower, inverse_lower, safe_cholesky
+from fathomgp.linalg import JitterReport, inverse_lower, safe_cholesky
 from fathomgp.model import Conditional, Layer
 from fathomgp.precision import clamp_variance
 from fathomgp.tags import tagged
 
-#: gamma^2 below this share of k(x, x) is rounding: dividing by it would ruin Q.
-_SMALLEST_NOVELTY = 1e-10
+#: gamma^2 below this share of k(x, x) is too near to rounding where each input extrapolates from those before.
+_SMALLEST_NOVELTY = 1e-6
 
 
 @tagged("sequential/online-gp")
@@ -42,9 +46,8 @@ class OnlineGP(eqx.Module):
     Attributes:
         x: the active inputs, A slots of which one at least is free.
         mean: mu, less the layer's mean function.
-        weights: Q mu, kept because it follows in O(A P) where the product would take O(A^2 P).
         covariance: Sigma, one that all outputs share or one an output.
-        inverse: Q.
+        root: V.
         active: which slots count.
         delta: the white noise of the function values, and the least gamma^2 with which an input joins, as shares of
             k(x, x).
@@ -52,9 +55,8 @@ class OnlineGP(eqx.Module):
 
     x: Float[Array, "A D"]
     mean: Float[Array, "A P"]
-    weights: Float[Array, "A P"]
     covariance: Float[Array, "R A A"]
-    inverse: Float[Array, "A A"]
+    root: Float[Array, "A A"]
     active: Bool[Array, " A"]
     delta: float = eqx.field(static=True, default=1e-6)
 
@@ -85,7 +87,6 @@ def empty(layer: Layer, num_inputs: int, budget: int, *, shared: bool, delta: fl
     return OnlineGP(
         jnp.zeros((slots, num_inputs), dtype),
         jnp.zeros((slots, layer.width), dtype),
-        jnp.zeros((slots, layer.width), dtype),
         jnp.zeros((1 if shared else layer.width, slots, slots), dtype),
         jnp.zeros((slots, slots), dtype),
         jnp.zeros(slots, bool),
@@ -98,9 +99,8 @@ def prior_at(gp: OnlineGP, layer: Layer, x: Float[Array, "A D"], active: Bool[Ar
     start = OnlineGP(
         jnp.where(active[:, None], x, 0.0),
         jnp.zeros_like(gp.mean),
-        jnp.zeros_like(gp.weights),
         gp.covariance,
-        gp.inverse,
+        gp.root,
         active,
         gp.delta,
     )
@@ -112,11 +112,12 @@ def project(gp: OnlineGP, layer: Layer, x: Float[Array, "N D"]) -> Projection:
     """The predictive at ``x``, and what :func:`absorb` needs."""
     cross = jnp.where(gp.active[:, None], layer.kernel(gp.x, x), 0.0)
     prior = layer.kernel.diagonal(x)
-    q = gp.inverse @ cross
-    novelty = jnp.maximum(prior - jnp.sum(cross * q, axis=0), 0.0)
+    features = gp.root @ cross
+    q = gp.root.T @ features
+    novelty = jnp.maximum(prior - jnp.sum(features**2, axis=0), 0.0)
     spread = gp.covariance @ q
     variance = clamp_variance(novelty[None] + jnp.sum(spread * q[None], axis=1))
-    mean = jnp.swapaxes(cross, 0, 1) @ gp.weights + layer.mean(x)
+    mean = features.T @ (gp.root @ gp.mean) + layer.mean(x)
     return Projection(q, novelty, spread, mean, variance.T, prior)
 
 
@@ -134,15 +135,14 @@ def absorb(
         at: ``project(gp, layer, x)``.
         x: the input.
         slope: of the datum's log predictive density in the mean of each output; 0 where nothing was observed.
-        curvature: the same, second derivative; not positive.
+        curvature: the same, second derivative.
     """
     joined = _join(gp, at, x)
     new = joined.active & ~gp.active
     psi = jnp.where(new[None, :], at.variance[0][:, None], at.spread[:, :, 0])
     mean = joined.mean + psi.T * slope[None, :]
     covariance = joined.covariance + curvature[:, None, None] * (psi[:, :, None] * psi[:, None, :])
-    weights = joined.weights + (joined.inverse @ psi.T) * slope[None, :]
-    return _within_budget(OnlineGP(joined.x, mean, weights, covariance, joined.inverse, joined.active, gp.delta))
+    return _within_budget(OnlineGP(joined.x, mean, covariance, joined.root, joined.active, gp.delta))
 
 
 def absorb_mixture(
@@ -161,6 +161,7 @@ def absorb_mixture(
         mu <- mu + d,    d = sum_i w_i slope_i psi_i
         Sigma <- Sigma + sum_i w_i (curvature_i + slope_i^2) psi_i psi_i^T - d d^T
 
+    These differ from output to output, whatever the noise: a covariance that outputs share gets the mean over them.
     To learn at the mean particle instead would bend the function towards every datum: an output that pulls its own
     input along leaves a residual that looks like a function of this input.
 
@@ -184,23 +185,24 @@ def absorb_mixture(
     back = jnp.einsum("ap,bp->pab", shift, shift)
     back = jnp.mean(back, axis=0, keepdims=True) if shared else back
     mean, covariance = joined.mean + shift, joined.covariance + (spread - back)
-    learned = joined.weights + joined.inverse @ shift
-    return _within_budget(OnlineGP(joined.x, mean, learned, covariance, joined.inverse, joined.active, joined.delta))
+    return _within_budget(OnlineGP(joined.x, mean, covariance, joined.root, joined.active, joined.delta))
 
 
 def forget(gp: OnlineGP, layer: Layer, factor: float) -> OnlineGP:
-    """Move a step back to the prior, so that old data count less: mu <- sqrt(f) mu, Sigma <- f Sigma + (1 - f) K."""
+    """Move a step back to the prior, so that old data count less: mu <- sqrt(f) mu, Sigma <- f Sigma + (1 - f) K.
+
+    That is what becomes of a function which drifts, its covariance k(x, x') sqrt(f)^|n - m| between rows n and m.
+    """
     root = factor**0.5
     covariance = factor * gp.covariance + (1.0 - factor) * _prior(gp, layer)[None]
-    return OnlineGP(gp.x, root * gp.mean, root * gp.weights, covariance, gp.inverse, gp.active, gp.delta)
+    return OnlineGP(gp.x, root * gp.mean, covariance, gp.root, gp.active, gp.delta)
 
 
 def refresh(gps: tuple[OnlineGP, ...], layers: tuple[Layer, ...]) -> tuple[OnlineGP, ...]:
-    """Q from its definition instead of by recursion: takes rounding out, and lets hyperparameters change."""
-    inverses = [gram_of_lower(factor) for factor in _inverse_factors(gps, layers)[0]]
+    """V from its definition instead of by recursion: takes rounding out, and lets hyperparameters change."""
     return tuple(
-        OnlineGP(gp.x, gp.mean, inverse @ gp.mean, gp.covariance, inverse, gp.active, gp.delta)
-        for gp, inverse in zip(gps, inverses, strict=True)
+        OnlineGP(gp.x, gp.mean, gp.covariance, root, gp.active, gp.delta)
+        for gp, root in zip(gps, _inverse_factors(gps, layers)[0], strict=True)
     )
 
 
@@ -222,36 +224,36 @@ def _join(gp: OnlineGP, at: Projection, x: Float[Array, "1 D"]) -> OnlineGP:
     """The same function with ``x`` in the active set, if its gamma^2 is worth it: no datum is learned (equation 5)."""
     q, novelty = at.q[:, 0], at.novelty[0]
     white = gp.delta * at.prior[0]
-    joins = novelty > max(gp.delta, _SMALLEST_NOVELTY) * at.prior[0]
+    joins = novelty > (gp.delta or _SMALLEST_NOVELTY) * at.prior[0]
     new = (jnp.arange(len(gp.active)) == jnp.argmin(gp.active)) & joins
     row = jnp.where(new[None, :], at.variance[0][:, None], at.spread[:, :, 0])
     mean = jnp.where(new[:, None], (q @ gp.mean)[None, :], gp.mean)
     covariance = jnp.where(new[None, :, None], row[:, None, :], gp.covariance)
     covariance = jnp.where(new[None, None, :], row[:, :, None], covariance)
     covariance = covariance + jnp.diag(jnp.where(new, white, 0.0))[None]
-    direction = jnp.where(new, -1.0, q)
-    inverse = gp.inverse + jnp.where(joins, 1.0 / jnp.where(joins, novelty + white, 1.0), 0.0) * _outer(direction)
-    return OnlineGP(jnp.where(new[:, None], x, gp.x), mean, gp.weights, covariance, inverse, gp.active | new, gp.delta)
+    added = jnp.where(new, 1.0, -q) / jnp.sqrt(jnp.where(joins, novelty + white, 1.0))
+    root = jnp.where(new[:, None], added[None, :], gp.root)
+    return OnlineGP(jnp.where(new[:, None], x, gp.x), mean, covariance, root, gp.active | new, gp.delta)
 
 
 def _within_budget(gp: OnlineGP) -> OnlineGP:
     """Without the member of lowest squared leave-one-out error, summed over outputs, if no slot is free."""
     full = jnp.all(gp.active)
-    diagonal = jnp.diagonal(gp.inverse)
-    pivots = jnp.where(gp.active, diagonal, 1.0)
-    scores = jnp.sum((gp.weights / pivots[:, None]) ** 2, axis=1)
+    pivots = jnp.where(gp.active, jnp.sum(gp.root**2, axis=0), 1.0)
+    weights = gp.root.T @ (gp.root @ gp.mean)
+    scores = jnp.sum((weights / pivots[:, None]) ** 2, axis=1)
     victim = jnp.argmin(jnp.where(gp.active, scores, jnp.inf))
-    gone = full & (jnp.arange(len(gp.active)) == victim)
-    keep = ~gone
-    column = jnp.where(full, gp.inverse[:, victim], 0.0)
-    share = column / jnp.where(full, pivots[victim], 1.0)
-    inverse = gp.inverse - share[:, None] * column[None, :]
+    keep = ~(full & (jnp.arange(len(gp.active)) == victim))
+    # V may be turned: reflect it so that the member's column lies in its row, and what is left of Q is left of V.
+    column = gp.root[:, victim] / jnp.sqrt(pivots[victim])
+    mirror = column + jnp.where(keep, 0.0, jnp.where(column >= 0.0, 1.0, -1.0))
+    twice = jnp.where(full, 2.0 / jnp.maximum(jnp.sum(mirror**2), 1.0), 0.0)
+    root = gp.root - (twice * mirror)[:, None] * (mirror @ gp.root)[None, :]
     return OnlineGP(
         jnp.where(keep[:, None], gp.x, 0.0),
         jnp.where(keep[:, None], gp.mean, 0.0),
-        jnp.where(keep[:, None], gp.weights - share[:, None] * gp.weights[victim][None, :], 0.0),
         _masked(gp.covariance, keep),
-        _masked(inverse, keep),
+        _masked(root, keep),
         gp.active & keep,
         gp.delta,
     )
@@ -284,7 +286,3 @@ def _prior(gp: OnlineGP, layer: Layer) -> Float[Array, "A A"]:
 def _masked(matrix: Float[Array, "*batch A A"], keep: Bool[Array, " A"]) -> Float[Array, "*batch A A"]:
     both = keep[:, None] & keep[None, :]
     return jnp.where(jnp.broadcast_to(both, matrix.shape), matrix, 0.0)
-
-
-def _outer(v: Float[Array, " A"]) -> Float[Array, "A A"]:
-    return v[:, None] * v[None, :]

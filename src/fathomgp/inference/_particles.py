@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.inference._online import OnlineGP, Projection, absorb, absorb_mixture, project
-from fathomgp.likelihoods import AbstractLikelihood, Gaussian, HeteroscedasticGaussian
+from fathomgp.likelihoods import AbstractLikelihood, HeteroscedasticGaussian
 from fathomgp.linalg import inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer
 
-#: A datum further out than so many predictive standard deviations teaches the last layer as if it lay there, and moves
-#: an inner layer's function by no more than so many of its own: one outlier must not bend the layers for good.
-_FARTHEST, _FARTHEST_INNER = 8.0, 3.0
+#: A datum moves an inner layer's function by at most so many of its standard deviations: one outlier must not bend the
+#: layers for good.
+_FARTHEST = 3.0
 #: How far a moved particle goes: 0 stays, 1 forgets where it was.
 _MOVE = 0.5
 #: How often a guide is taken again where noise varies, and whether the noise is judged too.
@@ -95,12 +95,10 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
     With J the derivative of the last layer's mean in e, and s and r slope and curvature of the datum, the log
     likelihood at e + d is about s^T J d + 1/2 d^T J^T r J d: a Gaussian with precision I - J^T r J, taken around e = 0.
     Under noise that varies it is taken again around where the functions have come to, as the noise is another there;
-    what the noise itself says counts only then. Slopes are those of the density, however far out the datum: with many
-    outputs and wide inner layers that alone makes no outlier, and a guide that stops short leaves few particles.
+    what the noise itself says counts only then. A positive curvature, as heavy tails have it, counts as none.
     """
     widths = [layer.width for layer in model.layers[:-1]]
     varying = isinstance(model.likelihood, HeteroscedasticGaussian)
-    gaussian = isinstance(model.likelihood, Gaussian)
 
     def last_mean(e: Float[Array, " W"]) -> tuple[Float[Array, " Q"], Paths]:
         paths = follow(model, gps, datum, _split(e[None], widths))
@@ -109,7 +107,8 @@ def guide(model: DeepGP, gps: tuple[OnlineGP, ...], datum: Datum) -> Guide:
     def around(e: Float[Array, " W"], *, judge_noise: bool = False) -> Guide:
         J, paths = jax.jacfwd(last_mean, has_aux=True)(e)
         at = (model.likelihood, paths.mean, paths.variance, datum)
-        slope, curvature = expected_site(*at, judge_noise=judge_noise) if varying else site(*at, cut=not gaussian)
+        slope, curvature = expected_site(*at, judge_noise=judge_noise) if varying else site(*at)
+        curvature = jnp.minimum(curvature, 0.0)
         root = safe_cholesky(jnp.eye(len(e)) - (J.T * curvature) @ J, jitter=0.0).lower
         inverse = inverse_lower(root)
         centre = inverse.T @ (inverse @ (J.T @ (slope[0] - curvature[0] * (J @ e))))
@@ -155,8 +154,9 @@ def update_layers(
     datum: Datum,
     paths: Paths,
     log_weights: Float[Array, " S"],
+    noise_share: float = 1.0,
 ) -> tuple[OnlineGP, ...]:
-    """Every layer learns at the weighted estimate of its input."""
+    """Every layer learns at the weighted estimate of its input; a log noise as if the datum were so much of one."""
     x, weights = datum.x, jax.nn.softmax(log_weights)[None, :]
     h, new = x, []
     for level, (noise, hidden) in enumerate(zip(paths.noise, paths.hidden, strict=True)):
@@ -165,15 +165,24 @@ def update_layers(
         slope, curvature = change_of_noise(weights, noise, total)
         new.append(absorb(gps[level], at, model.layer_input(level, x, h), slope, curvature))
         h = weights @ hidden
-    return (*new, _update_last(model, gps[-1], datum, paths, weights[0], h))
+    return (*new, _update_last(model, gps[-1], datum, paths, weights[0], h, noise_share))
 
 
 def _update_last(
-    model: DeepGP, gp: OnlineGP, datum: Datum, paths: Paths, weights: Float[Array, " S"], h: Float[Array, "1 _"]
+    model: DeepGP,
+    gp: OnlineGP,
+    datum: Datum,
+    paths: Paths,
+    weights: Float[Array, " S"],
+    h: Float[Array, "1 _"],
+    noise_share: float,
 ) -> OnlineGP:
     """The last layer learns the datum at all particles; without inner layers, at the input itself."""
     x, layer = datum.x, model.layers[-1]
     slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
+    if isinstance(model.likelihood, HeteroscedasticGaussian):
+        share = jnp.where(jnp.arange(layer.width)[None, :] < layer.width // 2, 1.0, noise_share)
+        slope, curvature = share_of_datum(slope, curvature, paths.variance, share)
     if not paths.hidden:
         at = project(gp, layer, x)
         total = curvature[0] if at.variance.shape[1] > 1 else jnp.mean(curvature[0], keepdims=True)
@@ -189,15 +198,12 @@ def site(
     mean: Float[Array, "S Q"],
     variance: Float[Array, "S Q"],
     datum: Datum,
-    *,
-    cut: bool = True,
 ) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
     """Slope and curvature of ``log Z``, the datum's log predictive density, in the mean of each latent function.
 
-    The second derivative follows from the first ones: ``d2/dm2 log Z = 2 d/dv log Z - (d/dm log Z)^2``. Where a
-    likelihood is not log-concave it may be positive; it is then taken as 0: data never make a function less certain.
-    The slope of an outlier is cut unless ``cut`` is false; under Gaussian noise ``slope / sqrt(-curvature)`` is the
-    standardised residual.
+    The second derivative follows from the first ones: ``d2/dm2 log Z = 2 d/dv log Z - (d/dm log Z)^2``. Both are taken
+    as they are, so that the function values get the moments of their posterior, however far out the datum lies. In
+    heavy tails the curvature is positive: an outlier may be the noise's or the function's, which is then less certain.
     """
     y = jnp.broadcast_to(datum.y, (len(mean), datum.y.shape[1]))
 
@@ -205,11 +211,23 @@ def site(
         return jnp.sum(jnp.where(datum.observed, likelihood.log_z(mean, variance, y), 0.0))
 
     slope, by_variance = jax.grad(log_z, (0, 1))(mean, variance)
-    curvature = jnp.minimum(2.0 * by_variance - slope**2, 0.0)
-    if not cut:
-        return slope, curvature
-    limit = _FARTHEST * jnp.sqrt(-curvature)
-    return jnp.where(curvature < 0.0, jnp.clip(slope, -limit, limit), slope), curvature
+    # The variance after the datum is v + v^2 curvature: rounding must not make it negative.
+    return slope, jnp.maximum(2.0 * by_variance - slope**2, -1.0 / variance)
+
+
+def share_of_datum(
+    slope: Float[Array, "S Q"],
+    curvature: Float[Array, "S Q"],
+    variance: Float[Array, "S Q"],
+    share: Float[Array, "1 Q"],
+) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
+    """Slope and curvature of a share t of a datum: its Gaussian site to the power of t.
+
+    A site of precision ``-c / (1 + c v)`` has curvature c, so that of t times the precision has
+    ``t c / (1 + (1 - t) c v)``, and slopes go likewise. Shares that add up to 1 are the whole datum.
+    """
+    factor = share / (1.0 + (1.0 - share) * curvature * variance)
+    return factor * slope, factor * curvature
 
 
 def expected_site(
@@ -236,28 +254,39 @@ def expected_site(
 
 
 def change_of_noise(
-    weights: Float[Array, "1 S"], noise: Float[Array, "S W"], variance: Float[Array, " 1"]
-) -> tuple[Float[Array, " W"], Float[Array, " 1"]]:
-    """Slope and curvature that give a layer's noise its weighted moments; all outputs share the mean curvature."""
+    weights: Float[Array, "1 S"], noise: Float[Array, "S W"], variance: Float[Array, " R"]
+) -> tuple[Float[Array, " W"], Float[Array, " R"]]:
+    """Slope and curvature that give a layer's noise its weighted moments.
+
+    Outputs that share one variance share the mean curvature. A step that is cut leaves the mean where the noise is not:
+    its variance is then the second moment about the step.
+    """
     mean = weights @ noise
-    spread = jnp.mean(weights @ (noise - mean) ** 2)
+    spread = weights @ (noise - mean) ** 2
     # A weighted variance of few particles is too small on average; equal weights are to give exactly 1.
     lost = jnp.minimum(jnp.sum(weights**2), 0.5)
     spread = spread * (1.0 - 1.0 / max(len(noise), 2)) / (1.0 - lost)
-    step = jnp.clip(mean[0], -_FARTHEST_INNER, _FARTHEST_INNER)
-    return step / jnp.sqrt(variance), jnp.minimum(spread - 1.0, 0.0) / variance
+    step = jnp.clip(mean, -_FARTHEST, _FARTHEST)
+    moment = (spread + (mean - step) ** 2)[0]
+    moment = jnp.mean(moment, keepdims=True) if len(variance) == 1 else moment
+    return step[0] / jnp.sqrt(variance), jnp.minimum(moment - 1.0, 0.0) / variance
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
 def balanced_normal(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Array, "S W"]:
-    """Standard normal draws whose columns have mean 0 and variance 1 exactly, so that equal weights teach nothing."""
+    """Standard normal draws whose columns have mean 0 and variance 1 exactly, so that equal weights teach nothing.
+
+    Where rows are twice as many as columns, these are uncorrelated too: a guide mixes them.
+    """
     draws = jax.random.normal(key, shape, dtype)
     if shape[0] < 3:
         return draws
     centred = draws - jnp.mean(draws, axis=0, keepdims=True)
-    return centred / jnp.sqrt(jnp.mean(centred**2, axis=0, keepdims=True))
+    if shape[0] < 2 * shape[1]:
+        return centred / jnp.sqrt(jnp.mean(centred**2, axis=0, keepdims=True))
+    return centred @ inverse_lower(safe_cholesky(centred.T @ centred / shape[0], jitter=0.0).lower).T
 
 
 def effective_sample_size(log_weights: Float[Array, " S"]) -> Float[Array, ""]:

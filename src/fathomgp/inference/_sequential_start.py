@@ -20,22 +20,31 @@ from fathomgp.means import Zero
 from fathomgp.model import DeepGP, Layer
 from fathomgp.parameters import Parameter, all_finite, cast
 
-#: Rows of the shallow start, and steps of a variational one.
-_START_ROWS = 2000
+#: Steps of a variational start.
 _START_STEPS = 300
 
 
 def start_layers(
-    model: DeepGP, budget: int | None = None, *, shared: bool, delta: float = 1e-6
+    model: DeepGP, budget: int | None = None, *, shared: bool, averaged: bool = False, delta: float = 1e-6
 ) -> tuple[OnlineGP, ...]:
-    """Online GPs that have seen nothing. ``shared``: all outputs of the last layer will see the same points."""
+    """Online GPs that have seen nothing.
+
+    Args:
+        model: the deep GP.
+        budget: active inputs a layer; by default the layers' numbers of inducing inputs.
+        shared: all outputs of a row will be observed, with one noise. Without inner layers they then share one
+            covariance; particles tell each output, and each inner function, something else.
+        averaged: outputs share one covariance all the same, unless they go missing separately.
+        delta: see :class:`OnlineGP`.
+    """
     gps = []
     for level, layer in enumerate(model.layers):
         if layer.z is None:
             raise SettingError("method='sequential' keeps a budget of active inputs a layer: set num_inducing.")
         inner = level < model.depth - 1
         size = layer.num_inducing if budget is None else budget
-        gps.append(empty(layer, layer.z.shape[1], size, shared=inner or shared, delta=delta))
+        alike = averaged if inner else shared and (averaged or model.depth == 1)
+        gps.append(empty(layer, layer.z.shape[1], size, shared=alike, delta=delta))
     return tuple(gps)
 
 
@@ -46,7 +55,7 @@ def keep_log_noise(gp: OnlineGP, layer: Layer) -> OnlineGP:
     kept = jnp.arange(layer.width) >= layer.width // 2
     mean = jnp.where(kept[None, :], gp.mean, 0.0)
     covariance = jnp.where(kept[:, None, None], gp.covariance, fresh.covariance)
-    return OnlineGP(gp.x, mean, fresh.inverse @ mean, covariance, fresh.inverse, gp.active, gp.delta)
+    return OnlineGP(gp.x, mean, covariance, fresh.root, gp.active, gp.delta)
 
 
 def noise_is_one_number(likelihood: AbstractLikelihood) -> bool:
@@ -66,33 +75,34 @@ def scale_inner_layers(model: DeepGP, share: float) -> DeepGP:
     return DeepGP((*map(scale, model.layers[:-1]), model.layers[-1]), model.likelihood, model.skip_inputs)
 
 
-def start_hyperparameters(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DeepGP:
-    """The last layer's kernel and noise from a sparse GP on what the inner means make of a subset of the inputs.
+def start_hyperparameters(model: DeepGP, data: AbstractSource, *, rows: int, key: PRNGKeyArray) -> DeepGP:
+    """The last layer's kernel and noise from a sparse GP on what the inner means make of some rows' inputs.
 
     Likelihoods other than the Gaussian borrow the kernel of one that is fitted to their targets: labels as plus and
     minus 2, numbers as they are. Noise that varies is no part of such a fit, and where it is all there is to learn, the
     kernel of the mean would be flat: the heteroscedastic likelihood starts from a variational GP of its own.
     """
     if isinstance(model.likelihood, Gaussian):
-        return shallow_start(model, data, key=key)[0]
+        return shallow_start(model, data, key=key, rows=rows)[0]
     if isinstance(model.likelihood, HeteroscedasticGaussian):
-        return _variational_start(model, data, key=key)
+        return _variational_start(model, data, rows=rows, key=key)
     likelihood, last = model.likelihood, model.layers[-1]
     rows_key, start_key = jax.random.split(key)
-    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
+    x, y, observed = data.subset(rows, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
     targets = _as_numbers(likelihood, np.asarray(y))
     observed = np.broadcast_to(observed[:, :1] if targets.shape[1] != y.shape[1] else observed, targets.shape)
     stand_in = Layer(last.kernel, Zero(targets.shape[1]), last.z, targets.shape[1])
     simple = DeepGP((*model.layers[:-1], stand_in), Gaussian(0.1), model.skip_inputs)
-    fitted, _ = shallow_start(cast(simple, jnp.float64), ArraySource(np.asarray(x), targets, observed), key=start_key)
+    source = ArraySource(np.asarray(x), targets, observed)
+    fitted, _ = shallow_start(cast(simple, jnp.float64), source, key=start_key, rows=rows)
     layer = Layer(fitted.layers[-1].kernel, last.mean, fitted.layers[-1].z, last.width, last.noise)
     return DeepGP((*fitted.layers[:-1], layer), likelihood, model.skip_inputs, model.architecture)
 
 
-def _variational_start(model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DeepGP:
-    """The last layer and the likelihood of a one-layer variational GP on what the inner means make of a subset."""
+def _variational_start(model: DeepGP, data: AbstractSource, *, rows: int, key: PRNGKeyArray) -> DeepGP:
+    """The last layer and the likelihood of a one-layer variational GP on what the inner means make of some rows."""
     rows_key, init_key, enter_key, step_key = jax.random.split(key, 4)
-    x, y, observed = data.subset(_START_ROWS, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
+    x, y, observed = data.subset(rows, seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
     seen = inputs_at_means(model, jnp.asarray(x, jnp.float64))
     source = ArraySource(np.asarray(seen), np.asarray(y), np.asarray(observed))
     shallow = cast(DeepGP(model.layers[-1:], model.likelihood), jnp.float64)

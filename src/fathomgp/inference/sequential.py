@@ -37,7 +37,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInference, AbstractInfo, AbstractPosterior, Phase
+from fathomgp.inference._base import AbstractInference, AbstractInfo, AbstractPosterior, Phase, rows_or_auto
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._online import OnlineGP, conditionals, forget, refresh
 from fathomgp.inference._particles import (
@@ -69,7 +69,9 @@ from fathomgp.parameters import all_finite, cast, partition
 from fathomgp.predictive import Mixture
 from fathomgp.tags import tagged
 
-#: Rows between two computations of Q from its definition.
+#: Rows that the shallow start looks at, at the most, unless a setting says otherwise.
+_START_ROWS = 2000
+#: Rows between two computations of V from its definition.
 _REFRESH = 128
 #: Particles are guided where the inner layers have at most so many outputs together: a guide costs their cube.
 _MAX_GUIDED_WIDTH = 64
@@ -124,19 +126,23 @@ class Sequential(AbstractInference):
 
     Attributes:
         num_particles: S.
-        episodes: passes over the data; hyperparameters are learned in all but the last. A noise that varies keeps what
-            it learned from one to the next, so it wants some five of them: two see little of it.
+        episodes: passes over the data; hyperparameters are learned in all but the last. A noise that varies learns an
+            equal share of each row in each of them, once the function is known better: it wants some five.
         delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set, and the white noise
-            of the function values there.
+            of the function values there. With 0 there is none, and inputs join from 1e-6 on.
         budget: N_AC, active inputs a layer; ``None`` takes the layers' numbers of inducing inputs.
         active: ``"empty"`` starts episodes without active inputs; ``"inducing"`` at the model's inducing inputs.
         batch_size: rows a block: the compiled unit of a pass, and of hyperparameter learning.
         learning_rate: Adam's, of the hyperparameters.
         learning_particles: particles a row in the gradient of the hyperparameters.
         threshold: particles are resampled when fewer than this share of them is effective.
-        forgetting: below 1, each row first moves the layers back to the prior by this factor: for streams that drift.
+        forgetting: below 1, each row first moves the layers back to the prior by this factor, and is then predicted and
+            learned: for streams that drift.
+        averaged_covariance: whether outputs share one covariance although particles tell each something else: it is
+            then right on average only, and costs less where a deep model has many outputs.
         shuffle: whether a pass takes the rows in random order.
-        shallow_start: whether hyperparameters start from a shallow sparse GP with Gaussian noise on a subset.
+        shallow_start: whether hyperparameters start from a shallow sparse GP with Gaussian noise.
+        start_rows: rows that the shallow start looks at, at the most; ``"auto"`` is 2,000.
         inner_scale: the inner kernels' variances start at this share of the recipe's: layers that scatter their
             particles widely teach the next one little.
         test_samples: sample paths a prediction: components of the answer.
@@ -152,8 +158,10 @@ class Sequential(AbstractInference):
     learning_particles: int = eqx.field(static=True, default=10)
     threshold: float = eqx.field(static=True, default=0.5)
     forgetting: float = eqx.field(static=True, default=1.0)
+    averaged_covariance: bool = eqx.field(static=True, default=False)
     shuffle: bool = eqx.field(static=True, default=True)
     shallow_start: bool = eqx.field(static=True, default=True)
+    start_rows: int | str = eqx.field(static=True, default="auto")
     inner_scale: float = eqx.field(static=True, default=0.1)
     test_samples: int = eqx.field(static=True, default=100)
 
@@ -161,6 +169,7 @@ class Sequential(AbstractInference):
         for name in ("num_particles", "episodes", "batch_size", "learning_particles", "test_samples"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        self._num_start_rows()
         if self.active not in ("inducing", "empty"):
             raise SettingError(f"active must be 'inducing' or 'empty', but it is {self.active!r}.")
         if not 0.0 < self.forgetting <= 1.0:
@@ -175,12 +184,25 @@ class Sequential(AbstractInference):
         """Hyperparameters from a shallow GP, layers that have seen nothing."""
         model = scale_inner_layers(cast(model, jnp.float64), self.inner_scale)
         if self.shallow_start:
-            model = start_hyperparameters(model, data, key=key)
+            model = start_hyperparameters(model, data, rows=self._num_start_rows(), key=key)
         observed = data.subset(_MASK_ROWS, seed=0)[2]
         alike = bool((observed == observed[:, :1]).all())
         shared = alike and noise_is_one_number(model.likelihood)
-        gps = start_layers(model, self.budget, shared=shared, delta=self.delta)
+        averaged = self.averaged_covariance
+        gps = start_layers(model, self.budget, shared=shared, averaged=averaged, delta=self.delta)
         return SequentialState(model, gps, jnp.asarray(0, jnp.int32), None)
+
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """How many rows hyperparameters start from, where these are not all, and whether covariances are averaged."""
+        rows, told = self._num_start_rows(), []
+        if self.shallow_start and data.num_data > rows:
+            told.append(
+                f"Hyperparameters start from a shallow GP on {rows} of the {data.num_data} rows (start_rows sets how "
+                f"many); {self.episodes - 1} of {self.episodes} episodes refine them on all rows."
+            )
+        if self.averaged_covariance and model.depth > 1:
+            told.append("averaged_covariance: the error bars of single outputs are right on average only.")
+        return tuple(told)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase an episode, one step a block; at most ``max_iter`` steps each."""
@@ -194,7 +216,8 @@ class Sequential(AbstractInference):
     ) -> SequentialState:
         """Back to the prior: rows must not count twice.
 
-        A log noise is kept from one episode to the next: residuals are only seen once the function is known.
+        A log noise is kept from one episode to the next, as residuals are only seen once the function is known; of
+        each row it learns one share an episode, which add up to the row.
         """
         gps = jax.tree.map(jnp.zeros_like, state.gps)
         if self.active == "inducing":
@@ -215,7 +238,8 @@ class Sequential(AbstractInference):
         hyper_key, learn_key = jax.random.split(key)
         if phase.name == _LEARN:
             state = self._learn_hyperparameters(state, batch, wanted, hyper_key)
-        state, rows = self.learn(state, (batch.x, batch.y, batch.observed), wanted, key=learn_key)
+        seen, share = (batch.x, batch.y, batch.observed), 1.0 / self.episodes
+        state, rows = self.learn(state, seen, wanted, key=learn_key, noise_share=share)
         count = jnp.maximum(jnp.sum(rows.learned), 1.0)
         objective = -jnp.sum(jnp.where(rows.learned > 0.0, rows.log_density, 0.0)) / count
         particles = jnp.sum(jnp.where(rows.learned > 0.0, rows.particles, 0.0)) / count
@@ -244,12 +268,13 @@ class Sequential(AbstractInference):
         *,
         key: PRNGKeyArray,
         predict: bool = False,
+        noise_share: float = 1.0,
     ) -> tuple[SequentialState, "RowInfo"]:
         """Predict and then learn rows (x, y, observed) in their order: one compiled scan.
 
         A row with nothing observed, or with numbers that are not finite, is predicted but not learned. What row n does
         depends on ``fold_in(key, n)`` with n counted from the start of the stream, not on where blocks begin.
-        ``predict`` asks for the moments of y too.
+        ``predict`` asks for the moments of y too; a noise that varies learns ``noise_share`` of each row.
         """
 
         def one(carry: Any, row: Any) -> tuple[Any, RowInfo]:
@@ -261,11 +286,16 @@ class Sequential(AbstractInference):
             finite = jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(datum.y))
             fine = wanted & finite & jnp.any(observed)
             row_key = jax.random.fold_in(key, seen)
-            gps, info = learn_datum(self, state, gps, datum, fine, key=row_key, predict=predict)
+            gps, info = learn_datum(
+                self, state, gps, datum, fine, key=row_key, predict=predict, noise_share=noise_share
+            )
             return (gps, seen + jnp.where(wanted, 1, 0).astype(seen.dtype)), info
 
         (gps, seen), infos = jax.lax.scan(one, (state.gps, state.seen), (*rows, wanted))
         return SequentialState(state.model, gps, seen, state.adam), infos
+
+    def _num_start_rows(self) -> int:
+        return rows_or_auto("start_rows", self.start_rows, _START_ROWS)
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
@@ -402,9 +432,12 @@ def learn_datum(
     *,
     key: PRNGKeyArray,
     predict: bool,
+    noise_share: float = 1.0,
 ) -> tuple[tuple[OnlineGP, ...], RowInfo]:
-    """Draw, weight, and update every layer; where not ``fine``, only predict."""
-    model, size = state.model, algorithm.num_particles
+    """Forget, draw, weight, and update every layer; where not ``fine``, only predict."""
+    model, size, old = state.model, algorithm.num_particles, gps
+    if algorithm.forgetting < 1.0:
+        gps = tuple(forget(gp, layer, algorithm.forgetting) for gp, layer in zip(gps, model.layers, strict=True))
     draw_key, move_key, predict_key = jax.random.split(key, 3)
     paths, log_weights = weighted_paths(model, gps, datum, size, key=draw_key)
     particles = effective_sample_size(log_weights)
@@ -416,11 +449,9 @@ def learn_datum(
     if model.depth > 1:
         few = particles < algorithm.threshold * size
         paths, log_weights = jax.lax.cond(few, renew, lambda paths: (paths, log_weights), paths)
-    new = update_layers(model, gps, datum, paths, log_weights)
-    if algorithm.forgetting < 1.0:
-        new = tuple(forget(gp, layer, algorithm.forgetting) for gp, layer in zip(new, model.layers, strict=True))
-    fine = fine & jnp.isfinite(density) & all_finite([gp.weights for gp in new])
-    gps_after = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, gps)
+    new = update_layers(model, gps, datum, paths, log_weights, noise_share)
+    fine = fine & jnp.isfinite(density) & all_finite([gp.mean for gp in new])
+    gps_after = jax.tree.map(lambda a, b: jnp.where(fine, a, b), new, old)
     mean, variance = _moments_of_y(model, gps, datum, size, predict_key) if predict else _no_moments(datum)
     return gps_after, RowInfo(mean, variance, density, particles, jnp.where(fine, 1.0, 0.0))
 
