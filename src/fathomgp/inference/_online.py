@@ -19,8 +19,8 @@ Function values at inputs that lie close together are nearly the same number, an
 its root loses half of them. So V is what is carried: an input that joins appends the row (-q_n, 1) / gamma, and before
 one leaves, a reflection turns V so that its column lies in its own row. And u_i is f(x~_i) with white noise of variance
 delta k(x~_i, x~_i), delta = 1e-6 by default: no direction of k(X~, X~) is then smaller, whatever becomes of the
-hyperparameters, at a cost of some 1e-5 in the mean. With delta = 0 there is none, and inputs join down to a gamma^2 of
-1e-6 k(x, x), as in the paper.
+hyperparameters, at a cost of some 1e-5 in the mean. With delta = 0 there is none. Inputs join down to a gamma^2 of
+1e-6 k(x, x), as in the paper, or of delta k(x, x) if that is more.
 
 Buffers hold one slot more than the budget, with a mask: every datum costs the same, and a pass is one compiled scan.
 """
@@ -224,7 +224,7 @@ def _join(gp: OnlineGP, at: Projection, x: Float[Array, "1 D"]) -> OnlineGP:
     """The same function with ``x`` in the active set, if its gamma^2 is worth it: no datum is learned (equation 5)."""
     q, novelty = at.q[:, 0], at.novelty[0]
     white = gp.delta * at.prior[0]
-    joins = novelty > (gp.delta or _SMALLEST_NOVELTY) * at.prior[0]
+    joins = novelty > max(gp.delta, _SMALLEST_NOVELTY) * at.prior[0]
     new = (jnp.arange(len(gp.active)) == jnp.argmin(gp.active)) & joins
     row = jnp.where(new[None, :], at.variance[0][:, None], at.spread[:, :, 0])
     mean = jnp.where(new[:, None], (q @ gp.mean)[None, :], gp.mean)

@@ -128,8 +128,8 @@ class Sequential(AbstractInference):
         num_particles: S.
         episodes: passes over the data; hyperparameters are learned in all but the last. A noise that varies learns an
             equal share of each row in each of them, once the function is known better: it wants some five.
-        delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set, and the white noise
-            of the function values there. With 0 there is none, and inputs join from 1e-6 on.
+        delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set, if that is above
+            1e-6, and the white noise of the function values there.
         budget: N_AC, active inputs a layer; ``None`` takes the layers' numbers of inducing inputs.
         active: ``"empty"`` starts episodes without active inputs; ``"inducing"`` at the model's inducing inputs.
         batch_size: rows a block: the compiled unit of a pass, and of hyperparameter learning.
