@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
@@ -235,6 +236,32 @@ def test_conditionals_say_the_same_as_the_online_gp(data, key):
     assert np.allclose(fresh.root.T @ fresh.root, old.root.T @ old.root, rtol=1e-6, atol=1e-6)
     assert len(conditionals(state.gps, model.layers)[1]) == 1
     assert empty(model.layers[0], 2, 7, shared=True).x.shape == (8, 2)
+
+
+@pytest.mark.slow
+def test_one_layer_is_calibrated(key):
+    """Functions drawn from the prior, outputs that go missing: where the truth lies in its posterior is uniform."""
+    model = online(30, inputs=1, outputs=2, noise=0.2)
+    algorithm, state, _ = stream(model, shared=False)
+    kernel, probe = model.layers[0].kernel, jnp.asarray([[0.3]])
+
+    @jax.jit
+    @jax.vmap
+    def place(key):
+        """Of f(probe) in its posterior, as a probability."""
+        x_key, f_key, y_key, mask_key, learn_key = jax.random.split(key, 5)
+        x = jax.random.uniform(x_key, (30, 1), minval=-2.0, maxval=2.0)
+        root = jnp.linalg.cholesky(kernel(jnp.concatenate([x, probe])) + 1e-10 * jnp.eye(31))
+        f = root @ jax.random.normal(f_key, (31, 2))
+        y = f[:-1] + 0.2**0.5 * jax.random.normal(y_key, (30, 2))
+        observed = jax.random.bernoulli(mask_key, 0.7, (30, 2))
+        learned, _ = algorithm.learn(state, (x, y, observed), jnp.ones(30, bool), key=learn_key)
+        at = project(learned.gps[0], model.layers[0], probe)
+        return jax.scipy.stats.norm.cdf((f[-1] - at.mean[0]) / jnp.sqrt(at.variance[0]))
+
+    places = np.asarray(place(jax.random.split(key, 300))).ravel()
+    counts = np.histogram(places, bins=20, range=(0.0, 1.0))[0]
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
 
 
 # --- sites ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, PRNGKeyArray
 
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
+from fathomgp.inference._base import rows_or_auto
+from fathomgp.inference._sequential_start import START_ROWS
 from fathomgp.inference.dsvi import shallow_start
 from fathomgp.inference.exact import gaussian_noise
 from fathomgp.kernels import kernel_from_name
@@ -36,6 +38,7 @@ def dynamical_prior(
     kernel: str = "matern32",
     decoder: str = "rbf",
     heteroscedastic: bool = False,
+    start_rows: int | str = "auto",
     key: PRNGKeyArray,
 ) -> DeepGP:
     """Few smooth functions of time (or place) behind many outputs: for series, and for outputs that go missing.
@@ -53,6 +56,7 @@ def dynamical_prior(
         kernel: of the first layer.
         decoder: kernel of what the outputs are beyond the components; ``"linear"`` where rows are few for it.
         heteroscedastic: whether each output's noise varies.
+        start_rows: rows that hyperparameters are fitted to, at the most; ``"auto"`` is 2,000.
         key: of the subsets that hyperparameters start from.
     """
     observed = np.ones(y.shape, bool) if observed is None else observed
@@ -60,9 +64,10 @@ def dynamical_prior(
         raise SettingError(f"latent_dim must lie between 1 and the {y.shape[1]} outputs, but it is {latent_dim}.")
     scores, components = principal_components(y, observed, latent_dim)
     first_key, last_key = jax.random.split(key)
-    first = _fitted_layer(x, scores, np.ones(scores.shape, bool), kernel, Zero(latent_dim), num_inducing, first_key)
+    rows, all_scores = rows_or_auto("start_rows", start_rows, START_ROWS), np.ones(scores.shape, bool)
+    first = _fitted_layer(x, scores, all_scores, kernel, Zero(latent_dim), num_inducing, rows, first_key)
     mean = Linear(jnp.asarray(components))
-    last = _fitted_layer(scores, y, observed, decoder, mean, num_inducing, last_key)
+    last = _fitted_layer(scores, y, observed, decoder, mean, num_inducing, rows, last_key)
     residuals = y - scores @ components
     model = _joined(first, last, components, residuals, observed)
     if not heteroscedastic:
@@ -97,17 +102,24 @@ def _joined(
 
 
 def reconstruction(
-    x: Float[np.ndarray, "N D"], *, latent_dim: int, num_inducing: int = 100, key: PRNGKeyArray
+    x: Float[np.ndarray, "N D"],
+    *,
+    latent_dim: int,
+    num_inducing: int = 100,
+    start_rows: int | str = "auto",
+    key: PRNGKeyArray,
 ) -> DeepGP:
     """Inputs that are their own outputs through a narrow layer: for dimensionality reduction and denoising.
 
     The inner layer's mean are the first principal components of ``x``, the last layer's leads back. Use it with
-    ``Sequential(shallow_start=False, inner_scale=1)``.
+    ``Sequential(shallow_start=False, inner_scale=1)``, and with ``averaged_covariance=True`` where inputs are many.
+    ``start_rows`` is as in :func:`dynamical_prior`.
     """
+    rows = rows_or_auto("start_rows", start_rows, START_ROWS)
     encoder = linear_map(x, latent_dim)
     scores = np.asarray(encoder(jnp.asarray(x)))
     decoder = Linear(encoder.weights.value.T)
-    last = _fitted_layer(scores, x, np.ones(x.shape, bool), "rbf", decoder, num_inducing, key)
+    last = _fitted_layer(scores, x, np.ones(x.shape, bool), "rbf", decoder, num_inducing, rows, key)
     rough = kernel_from_name("rbf", x.shape[1], lengthscale=float(np.sqrt(x.shape[1])), variance=0.01, ard=False)
     first = Layer(rough, encoder, real(kmeans_centres(x, num_inducing)), latent_dim)
     return DeepGP((first, last.layers[0]), last.likelihood)
@@ -217,13 +229,14 @@ def _fitted_layer(
     kernel: str,
     mean: AbstractMean,
     num_inducing: int,
+    rows: int,
     key: PRNGKeyArray,
 ) -> DeepGP:
-    """One layer with the hyperparameters of a sparse GP on these rows.
+    """One layer with the hyperparameters of a sparse GP on at most so many of these rows.
 
     One lengthscale for all inputs: of a few noisy scores, one each overfits.
     """
     start = kernel_from_name(kernel, x.shape[1], lengthscale=float(np.sqrt(x.shape[1])), ard=False)
     z = real(kmeans_centres(x, min(num_inducing, len(x))))
     layer = Layer(start, mean, z, y.shape[1])
-    return shallow_start(DeepGP((layer,), Gaussian(0.1)), ArraySource(x, y, observed), key=key)[0]
+    return shallow_start(DeepGP((layer,), Gaussian(0.1)), ArraySource(x, y, observed), key=key, rows=rows)[0]

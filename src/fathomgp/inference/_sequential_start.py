@@ -20,6 +20,8 @@ from fathomgp.means import Zero
 from fathomgp.model import DeepGP, Layer
 from fathomgp.parameters import Parameter, all_finite, cast
 
+#: Rows that a shallow start looks at, at the most, unless a setting says otherwise.
+START_ROWS = 2000
 #: Steps of a variational start.
 _START_STEPS = 300
 

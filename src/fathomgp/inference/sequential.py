@@ -55,6 +55,7 @@ from fathomgp.inference._particles import (
     update_layers,
 )
 from fathomgp.inference._sequential_start import (
+    START_ROWS,
     keep_log_noise,
     noise_is_one_number,
     prior_at_inducing,
@@ -69,8 +70,6 @@ from fathomgp.parameters import all_finite, cast, partition
 from fathomgp.predictive import Mixture
 from fathomgp.tags import tagged
 
-#: Rows that the shallow start looks at, at the most, unless a setting says otherwise.
-_START_ROWS = 2000
 #: Rows between two computations of V from its definition.
 _REFRESH = 128
 #: Particles are guided where the inner layers have at most so many outputs together: a guide costs their cube.
@@ -295,7 +294,7 @@ class Sequential(AbstractInference):
         return SequentialState(state.model, gps, seen, state.adam), infos
 
     def _num_start_rows(self) -> int:
-        return rows_or_auto("start_rows", self.start_rows, _START_ROWS)
+        return rows_or_auto("start_rows", self.start_rows, START_ROWS)
 
     def _adam(self) -> optax.GradientTransformation:
         return optax.adam(self.learning_rate)
