@@ -377,7 +377,7 @@ def frey(out: pathlib.Path, episodes: int = 3, width: int = 5) -> None:
     key = jax.random.key(0)
     began = time.perf_counter()
     model = reconstruction(x, latent_dim=width, num_inducing=100, key=key)
-    method = Sequential(num_particles=100, shallow_start=False, inner_scale=1.0, episodes=1)
+    method = Sequential(num_particles=100, shallow_start=False, inner_scale=1.0, episodes=1, averaged_covariance=True)
     source, rows = ArraySource(x, x), []
     state = method.init(model, source, key=key)
     posterior = method.posterior(method.enter(method.plan(len(x), None)[0], state, source, key=key), None)
@@ -416,7 +416,13 @@ def mnist(
     train = np.setdiff1d(np.arange(len(X)), test)[:rows]
     model = _mnist_model(X[train], width, budget)
     method = Sequential(
-        num_particles=particles, episodes=1, shallow_start=False, inner_scale=1.0, batch_size=block, test_samples=20
+        num_particles=particles,
+        episodes=1,
+        shallow_start=False,
+        inner_scale=1.0,
+        averaged_covariance=True,
+        batch_size=block,
+        test_samples=20,
     )
     began = time.perf_counter()
     checkpoint = Checkpointing(out / "mnist", every_seconds=120.0)
