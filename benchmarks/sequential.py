@@ -177,7 +177,7 @@ class Answer:
             else:
                 values = jnp.asarray(self.y_scaler.transform(np.nan_to_num(known)))
                 mixture = self.posterior.fill_in(
-                    inputs, values, jnp.asarray(~np.isnan(known)), key=key, num_particles=1000
+                    inputs, values, jnp.asarray(~np.isnan(known)), learned=False, key=key, num_particles=1000
                 )
         return Predictive(mixture, self.posterior.likelihood, self.y_scaler.shift, self.y_scaler.scale, squeeze=False)
 

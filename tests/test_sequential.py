@@ -35,7 +35,7 @@ from fathomgp.kernels import RBF, Matern32
 from fathomgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from fathomgp.means import Linear, Zero
 from fathomgp.model import DeepGP, Layer, build_model
-from fathomgp.parameters import real
+from fathomgp.parameters import positive, real
 
 
 def online(budget, inputs=2, outputs=1, noise=0.05, mean=None) -> DeepGP:
@@ -593,6 +593,42 @@ def _online(rng):
     return layer, gp
 
 
+@pytest.mark.parametrize("between", [None, 0.2])
+def test_known_outputs_count_once_when_their_row_has_been_learned(key, between):
+    """A latent function of x seen through two weights, as the layers learn it and in closed form."""
+    noise = None if between is None else positive(between)
+    first = Layer(RBF(0.8), Zero(1), real(jnp.zeros((8, 1))), 1, noise)
+    weights = np.array([[1.0, 0.5]])
+    last = Layer(RBF(1.0, 1e-8), Linear(jnp.asarray(weights)), real(jnp.zeros((8, 1))), 2)
+    _, state, learn = stream(DeepGP((first, last), Gaussian(0.3)), shared=False, num_particles=200)
+    x = np.array([[0.0], [0.5], [-0.7]])
+    y, observed = (
+        np.array([[0.7, 0.0], [0.2, -0.4], [0.0, 0.9]]),
+        np.array([[True, False], [True, True], [False, True]]),
+    )
+    state, _ = learn(state, jnp.asarray(x), jnp.asarray(y), jnp.asarray(observed), key)
+    posterior = Sequential(num_particles=200).posterior(state, None)
+
+    rows = np.concatenate([x, [[0.3]]]), np.concatenate([y, [[-0.5, 0.0]]]), np.concatenate([observed, [[True, False]]])
+    learned = jnp.asarray([True, True, True, False])
+    answer = posterior.fill_in(*map(jnp.asarray, rows), learned=learned, key=key)
+    for row in range(4):  # a learned row is not told of the new one
+        told = [0, 1, 2] if row < 3 else [0, 1, 2, 3]
+        mean, variance = seen_through(weights[0], between or 0.0, *(part[told] for part in rows), row)
+        np.testing.assert_allclose(np.asarray(answer.mean())[row], mean, atol=0.02)
+        np.testing.assert_allclose(np.sqrt(np.asarray(answer.variance())[row]), np.sqrt(variance), rtol=0.03)
+
+
+def seen_through(weights, between, x, y, observed, row):
+    """Mean and variance of ``w h`` at a row, given outputs ``w h + e`` with h = f(x) + white noise."""
+    K = np.asarray(RBF(0.8)(jnp.asarray(x))) + between * np.eye(len(x))
+    covariance = np.kron(K, np.outer(weights, weights))
+    seen = observed.ravel()
+    at = [2 * row, 2 * row + 1]
+    gain = covariance[at][:, seen] @ np.linalg.inv(covariance[np.ix_(seen, seen)] + 0.3 * np.eye(seen.sum()))
+    return gain @ y.ravel()[seen], np.diag(covariance[np.ix_(at, at)] - gain @ covariance[seen][:, at])
+
+
 @pytest.mark.slow
 def test_the_dynamical_prior_fills_in_what_is_missing(rng, key):
     time = np.linspace(-2, 2, 60)[:, None]
@@ -611,7 +647,7 @@ def test_the_dynamical_prior_fills_in_what_is_missing(rng, key):
     assert np.sqrt(np.mean((answer - y)[~observed] ** 2)) < 0.4
     # One row at a time: what the other four outputs say.
     rows = (jnp.asarray(part) for part in (time, np.where(observed, y, np.nan), observed))
-    filled = np.asarray(posterior.fill_in(*rows, key=key).mean())
+    filled = np.asarray(posterior.fill_in(*rows, learned=True, key=key).mean())
     assert np.sqrt(np.mean((filled - y)[~observed] ** 2)) < 0.2
     varying = with_heteroscedastic_noise(model)
     assert varying.layers[-1].width == 10

@@ -1,6 +1,7 @@
 """Particles through the layers of a deep GP, at one datum: draws, weights, and what each layer learns from them."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,6 +17,10 @@ from fathomgp.model import DeepGP, Layer
 #: A datum moves an inner layer's function by at most so many of its standard deviations: one outlier must not bend the
 #: layers for good.
 _FARTHEST = 3.0
+#: How often the sites of a datum that is to be taken out again are estimated.
+_ROUNDS_BACK = 4
+#: A site that leaves less of the variance than this share counts as one that leaves so much.
+_SMALLEST_SHARE = 1e-8
 #: How far a moved particle goes: 0 stays, 1 forgets where it was.
 _MOVE = 0.5
 #: How often a guide is taken again where noise varies, and whether the noise is judged too.
@@ -270,6 +275,77 @@ def change_of_noise(
     moment = (spread + (mean - step) ** 2)[0]
     moment = jnp.mean(moment, keepdims=True) if len(variance) == 1 else moment
     return step[0] / jnp.sqrt(variance), jnp.minimum(moment - 1.0, 0.0) / variance
+
+
+# --- taking a datum out again -----------------------------------------------------------------------------------------
+
+
+def unlearned(
+    model: DeepGP,
+    gps: tuple[OnlineGP, ...],
+    datum: Datum,
+    weigh: Callable[[tuple[OnlineGP, ...]], tuple[Paths, Float[Array, " S"]]],
+) -> tuple[OnlineGP, ...]:
+    """The layers as if they had not learned a datum that they have.
+
+    What it taught a layer is a Gaussian site on the function at the layer's input, whose precision and precision-mean
+    depend little on what the layer knew before: not at all where layers are linear and noise is Gaussian. So the datum
+    is learned again by layers without it, the sites are read off and taken out of the layers, and round again.
+
+    Args:
+        model: the model.
+        gps: the layers, which have learned the datum.
+        datum: the datum.
+        weigh: particles and their log weights under given layers.
+    """
+    before = gps
+    for _ in range(_ROUNDS_BACK):
+        paths, log_weights = weigh(before)
+        before = _without_sites(model, gps, before, datum, paths, log_weights)
+    return before
+
+
+def _without_sites(
+    model: DeepGP,
+    gps: tuple[OnlineGP, ...],
+    before: tuple[OnlineGP, ...],
+    datum: Datum,
+    paths: Paths,
+    log_weights: Float[Array, " S"],
+) -> tuple[OnlineGP, ...]:
+    """``gps`` without the sites that the datum would teach ``before``."""
+    x, weights = datum.x, jax.nn.softmax(log_weights)[None, :]
+    h, new = x, []
+    for level, (noise, hidden) in enumerate(zip(paths.noise, paths.hidden, strict=True)):
+        at = project_layer(model, before, level, x, h)
+        slope, curvature = change_of_noise(weights, noise, at.variance[0] + noise_between(model.layers[level]))
+        new.append(_without_site(gps[level], project_layer(model, gps, level, x, h), at, slope, curvature))
+        h = weights @ hidden
+    last = model.depth - 1
+    at = project_layer(model, before, last, x, h)
+    slopes, curvatures = site(model.likelihood, at.mean, jnp.broadcast_to(at.variance, at.mean.shape), datum)
+    curvature = jnp.mean(curvatures[0], keepdims=True) if at.variance.shape[1] == 1 else curvatures[0]
+    return (*new, _without_site(gps[last], project_layer(model, gps, last, x, h), at, slopes[0], curvature))
+
+
+def _without_site(
+    gp: OnlineGP, now: Projection, before: Projection, slope: Float[Array, " P"], curvature: Float[Array, " R"]
+) -> OnlineGP:
+    """An online GP without a site, which is given by its slope and curvature at another GP's N(m, v).
+
+    The site's precision is ``t = -c / (1 + c v)``, its precision-mean ``s / (1 + c v) + t m``. No function is made less
+    certain than the prior.
+    """
+    shrinks = jnp.maximum(1.0 + curvature * before.variance[0], _SMALLEST_SHARE)
+    precision = -curvature / shrinks
+    shift = slope / shrinks + precision * before.mean[0]
+    mean, variance = now.mean[0], now.variance[0]
+    left = jnp.maximum(1.0 - precision * variance, variance / now.prior)
+    psi = now.spread[:, :, 0] / variance[:, None]
+    move = (mean - variance * shift) / left - mean
+    growth = variance / left - variance
+    covariance = gp.covariance + growth[:, None, None] * (psi[:, :, None] * psi[:, None, :])
+    return OnlineGP(gp.x, gp.mean + psi.T * move[None, :], covariance, gp.root, gp.active, gp.delta)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

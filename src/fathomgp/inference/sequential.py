@@ -51,7 +51,9 @@ from fathomgp.inference._particles import (
     noise_between,
     project_layer,
     resample_and_move,
+    site,
     systematic_resample,
+    unlearned,
     update_layers,
 )
 from fathomgp.inference._sequential_start import (
@@ -67,6 +69,7 @@ from fathomgp.likelihoods import HeteroscedasticGaussian
 from fathomgp.linalg import check_factor
 from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, cast, partition
+from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
 from fathomgp.tags import tagged
 
@@ -360,17 +363,26 @@ class SequentialPosterior(AbstractPosterior):
         y: Float[Array, "N P"],
         observed: Bool[Array, "N P"],
         *,
+        learned: bool | Bool[Array, " N"],
         key: PRNGKeyArray,
         num_particles: int | None = None,
     ) -> Mixture:
-        """The latent functions at rows of which some outputs are known: what these say about the others.
+        """The latent functions at rows of which some outputs are known, given these.
 
         The particles of a row are weighted by its own observed outputs and resampled, so components weigh the same.
-        There are as many as in learning unless ``num_particles`` says otherwise: log densities want more of them where
-        the noise is small beside what is uncertain, as a mixture of few narrow components has gaps.
+
+        Args:
+            x: inputs.
+            y: outputs; whatever where they are not observed.
+            observed: which outputs are known.
+            learned: whether the layers have learned these rows, with these outputs, already: all of them or row by row.
+                What they taught is then taken out of the layers first, or it would count twice.
+            key: of the particles.
+            num_particles: as many as in learning unless given: log densities want more of them where the noise is small
+                beside what is uncertain, as a mixture of few narrow components has gaps.
         """
         size = (num_particles or self.algorithm.num_particles) if self.model.depth > 1 else 1
-        return _fill_in(self.state, (x, y, observed), size, key)
+        return _fill_in(self.state, (x, y, observed, jnp.broadcast_to(jnp.asarray(learned), (len(x),))), size, key)
 
     def learn(
         self,
@@ -520,15 +532,22 @@ def _layered(state: SequentialState, num_samples: int) -> tuple[LayeredPosterior
 
 
 @program
-def _fill_in(state: SequentialState, rows: tuple[Array, Array, Array], size: int, key: PRNGKeyArray) -> Mixture:
+def _fill_in(state: SequentialState, rows: tuple[Array, ...], size: int, key: PRNGKeyArray) -> Mixture:
     draw_key, pick_key = jax.random.split(key)
+    model = state.model
 
-    def one(row: tuple[Array, Array, Array]) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
-        x, y, observed = row
+    def one(row: tuple[Array, ...]) -> tuple[Float[Array, "S Q"], Float[Array, "S Q"]]:
+        x, y, observed, learned = row
         datum = Datum(x[None], jnp.where(observed, y, 0.0)[None], observed[None])
-        paths, log_weights = weighted_paths(state.model, state.gps, datum, size, key=draw_key)
-        chosen = systematic_resample(pick_key, log_weights)
-        return paths.mean[chosen], paths.variance[chosen]
+        # The same noise for all rows, as in every prediction, and for the same row with and without what it taught.
+        weigh = lambda gps: weighted_paths(model, gps, datum, size, key=jax.random.clone(draw_key))  # noqa: E731
+        gps = jax.lax.cond(learned, lambda gps: unlearned(model, gps, datum, weigh), lambda gps: gps, state.gps)
+        paths, log_weights = weigh(gps)
+        slope, curvature = site(model.likelihood, paths.mean, paths.variance, datum)
+        mean = paths.mean + slope * paths.variance
+        variance = clamp_variance(paths.variance + curvature * paths.variance**2)
+        chosen = systematic_resample(jax.random.clone(pick_key), log_weights)
+        return mean[chosen], variance[chosen]
 
     means, variances = jax.lax.map(one, rows)
     return Mixture(jnp.zeros(size), jnp.swapaxes(means, 0, 1), jnp.swapaxes(variances, 0, 1), None)
