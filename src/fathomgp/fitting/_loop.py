@@ -182,12 +182,14 @@ class _Run:
         return choose_placement(None if phase.batch_size is None else min(phase.batch_size, self.source.num_data))
 
     def _static_parts(self, phase: Phase) -> tuple[Phase, int]:
-        """What a chunk is compiled for: the phase without its number of steps, and how many steps it has room for.
+        """What a chunk is compiled for: the phase without its numbers of steps, and how many steps it has room for.
 
         Phases of one name then share a compilation.
         """
         width = phase.batches_per_step * min(phase.batch_size or 1, self.source.num_data)
-        return dataclasses.replace(phase, steps=0), max(1, min(_MAX_CHUNK, self.source.max_chunk_rows // width))
+        return dataclasses.replace(phase, steps=0, begins=0, stretch=None), max(
+            1, min(_MAX_CHUNK, self.source.max_chunk_rows // width)
+        )
 
     def _feed(self, phase: Phase, count: int, capacity: int) -> AbstractFeed:
         return self.source.feed(

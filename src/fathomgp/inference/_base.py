@@ -59,6 +59,8 @@ class Phase:
         ordered: rows in their own order instead of shuffled.
         usual: whether nobody asked for this number of steps, so that the algorithm may end the phase earlier.
         joined: whether pieces of a state (see :meth:`AbstractInference.split`) are joined after every step.
+        begins: steps that earlier phases have done of the stretch which this one continues.
+        stretch: the steps of that stretch, all its phases together; ``None`` where the phase stands alone.
     """
 
     name: str
@@ -68,6 +70,8 @@ class Phase:
     ordered: bool = False
     usual: bool = False
     joined: bool = False
+    begins: int = 0
+    stretch: int | None = None
 
 
 class Buffer(eqx.Module):

@@ -75,7 +75,7 @@ def last_moments(
     for level, (layer, conditional) in enumerate(zip(model.layers, conditionals, strict=True)):
         mean, variance = moments(layer, conditional, model.layer_input(level, x, h))
         if level < model.depth - 1:
-            h = _sample(layer, mean, variance, noise[level])
+            h = sample_layer(layer, mean, variance, noise[level])
     return mean, variance
 
 
@@ -84,7 +84,7 @@ def num_paths(noise: Noise) -> int:
     return noise[0].shape[1] if noise else 1
 
 
-def _sample(
+def sample_layer(
     layer: Layer, mean: Float[Array, "_ P"], variance: Float[Array, "_ P"], noise: Float[Array, "B S P"]
 ) -> Float[Array, "_ P"]:
     """``mean + sqrt(variance) e``, with the noise between layers."""

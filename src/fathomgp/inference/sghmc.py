@@ -33,6 +33,7 @@ Several chains run side by side on batches of their own; they share the hyperpar
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -46,15 +47,16 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
-from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer
+from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer, slot_of
+from fathomgp.inference._curvature import Precisions, data_precisions, metric_root
 from fathomgp.inference._descent import DescentState, schedule
 from fathomgp.inference._hamiltonian import SamplerState, hamiltonian_sampler, kinetic_temperature
 from fathomgp.inference._sampled import SampledPosterior, Values
-from fathomgp.inference._streaming import Noise, Rows, last_moments, path_noise, stream_sum
+from fathomgp.inference._streaming import BLOCK, Noise, Rows, last_moments, num_paths, path_noise, stream_sum
 from fathomgp.inference.dsvi import DSVI, initial_q, shallow_start, without_shallow_start
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor
-from fathomgp.model import DeepGP, Informed, Whitener, condition_on, known, prepare_all
+from fathomgp.model import Conditional, DeepGP, Informed, Whitener, condition_on, known, prepare_all
 from fathomgp.parameters import all_finite, cast, partition
 from fathomgp.tags import tagged
 
@@ -65,9 +67,48 @@ ENERGIES = ("bound", "marginal")
 #: The phases. DSVI moves the parameters in the first; both they and v move in burn-in, v in expectation and sampling,
 #: the parameters in maximisation.
 VARIATIONAL, BURN_IN, EXPECTATION, MAXIMISATION = "variational", "burn-in", "expectation", "maximisation"
-SAMPLING = "sampling"
+SWEEP, SAMPLING = "sweep", "sampling"
+#: How the chains' steps are scaled.
+METRICS = ("curvature", "scale")
+#: Up to so many rows "auto" takes the ways for few rows.
+_FEW_ROWS = 1024
+#: Sweeps in burn-in, fewer, but not below the second number, where they would take more than a tenth of its steps.
+_SWEEPS, _FEWEST_SWEEPS, _SWEEP_SHARE = 8, 3, 10
+#: Sample paths a row of a sweep.
+_SWEEP_PATHS = 4
+#: What gradient noise may add to the temperature; the rate of the moving average that watches it.
+_USUAL_WARMTH, _WARMTH_RATE = 0.03, 0.01
+#: A chain that has climbed by so many nats, for each of its coordinates and each row, has diverged.
+_CLIMB = 10.0
 
 Whiteners = tuple[Whitener, ...]
+
+
+class Home(eqx.Module):
+    """Where each chain was when it last saw all data, and what they said there.
+
+    Attributes:
+        v: the place.
+        energy: minus the log likelihood a datum, averaged over several sample paths a row.
+        gradient: of that; ``None`` where minibatches need no help.
+        model: the hyperparameters then, where they move; else those of the state hold.
+        whiteners: the factors that belong to them.
+    """
+
+    v: Values
+    energy: Float[Array, " C"]
+    gradient: Values | None
+    model: DeepGP | None = None
+    whiteners: Whiteners | None = None
+
+
+class Sweep(eqx.Module):
+    """Sums over the rows seen so far, for every chain: their number, log likelihood, gradient, and precision of v."""
+
+    rows: Float[Array, ""]
+    value: Float[Array, " C"]
+    gradient: Values
+    precisions: tuple[Float[Array, "C _ _ _"], ...]
 
 
 class SGHMCState(eqx.Module):
@@ -84,7 +125,13 @@ class SGHMCState(eqx.Module):
         steps: steps done in this phase.
         horizon: steps of this phase.
         caution: multiplies the step sizes; halved when steps fail.
+        pace: multiplies the step sizes; burn-in finds the one at which gradient noise hardly heats the chains.
+        warmth: a moving average of the kinetic temperature, by which it does.
         variational: where DSVI stands, in its phase.
+        roots: T of every layer, the metric in which the chains move; ``None`` for the paper's scales.
+        home: where the chains last saw all data.
+        sweep: what a sweep over the data has summed so far.
+        heat: kinetic and configurational temperature, summed over the steps of the sampling phase.
         energy: how the last layer's f enters.
     """
 
@@ -98,7 +145,13 @@ class SGHMCState(eqx.Module):
     steps: Int[Array, ""]
     horizon: Int[Array, ""]
     caution: Float[Array, ""]
+    pace: Float[Array, ""]
+    warmth: Float[Array, ""]
     variational: DescentState | None = None
+    roots: tuple[Float[Array, "C _ _ _"], ...] | None = None
+    home: Home | None = None
+    sweep: Sweep | None = None
+    heat: Float[Array, "2"] | None = None
     energy: str = eqx.field(static=True, default="bound")
 
 
@@ -114,6 +167,7 @@ class SGHMCInfo(AbstractInfo):
     done: Bool[Array, ""]
     jitter: Float[Array, ""]
     temperature: Float[Array, ""]
+    configurational: Float[Array, ""]
 
 
 @tagged("method/sghmc")
@@ -147,14 +201,16 @@ class SGHMC(AbstractInference):
     draws: int = eqx.field(static=True, default=100)
     chains: int = eqx.field(static=True, default=1)
     batch_size: int = eqx.field(static=True, default=1024)
-    step_size: float | None = eqx.field(static=True, default=None)
+    step_size: float | str = eqx.field(static=True, default="auto")
     friction: float = eqx.field(static=True, default=0.05)
     learning_rate: float = eqx.field(static=True, default=0.01)
-    hyperparameters: str | None = eqx.field(static=True, default=None)
+    hyperparameters: str = eqx.field(static=True, default="auto")
     window: int = eqx.field(static=True, default=300)
     mcem_draws: int = eqx.field(static=True, default=10)
     mcem_steps: int = eqx.field(static=True, default=500)
-    energy: str | None = eqx.field(static=True, default=None)
+    energy: str = eqx.field(static=True, default="auto")
+    metric: str = eqx.field(static=True, default="curvature")
+    control_variate: bool | str = eqx.field(static=True, default="auto")
     shallow_start: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
@@ -162,13 +218,19 @@ class SGHMC(AbstractInference):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
         for name in ("step_size", "learning_rate"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0.0:
+            if getattr(self, name) != "auto" and not getattr(self, name) > 0.0:
                 raise SettingError(f"{name} must be positive, but it is {getattr(self, name)}.")
         if not 0.0 < self.friction <= 1.0:
             raise SettingError(f"friction must lie above 0 and not above 1, but it is {self.friction}.")
-        for name, choices in (("hyperparameters", (None, *HYPERPARAMETERS)), ("energy", (None, *ENERGIES))):
+        options_of = {
+            "hyperparameters": ("auto", *HYPERPARAMETERS),
+            "energy": ("auto", *ENERGIES),
+            "metric": METRICS,
+            "control_variate": ("auto", True, False),
+        }
+        for name, choices in options_of.items():
             if getattr(self, name) not in choices:
-                options = ", ".join(map(repr, filter(None, choices)))
+                options = ", ".join(map(repr, choices))
                 raise SettingError(f"{name}={getattr(self, name)!r} is unknown: choose one of {options}.")
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> SGHMCState:
@@ -183,44 +245,70 @@ class SGHMC(AbstractInference):
             v = (*v[:-1], *_draw((last,), self.chains, key=draw_key))
         sampler, adam = hamiltonian_sampler().init(v), self._adam().init(partition(model)[0])
         zero, one, slots = jnp.asarray(0, jnp.int32), jnp.ones((), v[0].dtype), self._window_slots(way)
-        energy = self._energy(data.num_data)
-        return SGHMCState(model, v, sampler, adam, _room(v, slots), None, zero, zero, zero, one, variational, energy)
+        return SGHMCState(
+            model,
+            v,
+            sampler,
+            adam,
+            draws=_room(v, slots),
+            whiteners=None,
+            filled=zero,
+            steps=zero,
+            horizon=zero,
+            caution=one,
+            pace=one,
+            warmth=one,
+            variational=variational,
+            roots=_unit_roots(v) if self.metric == "curvature" else None,
+            energy=self._energy(data.num_data),
+        )
 
     def sketch(self, model: DeepGP, data: AbstractSource) -> SGHMCState | None:
         """The start without the shallow one."""
         return without_shallow_start(self, model, data)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
-        """Burn-in, then sampling; ``max_iter`` is the sum of the two and keeps their proportions."""
+        """Burn-in, then sampling; ``max_iter`` is the sum of the two and keeps their proportions.
+
+        Sweeps over the data come on top.
+        """
         burn_in = usual_burn_in(-(-num_data // self.batch_size)) if self.burn_in is None else self.burn_in
         sampling = max(2000, burn_in // 5) if self.sampling is None else self.sampling
         total = burn_in + sampling if max_iter is None else max_iter
         burn_in = -(-burn_in * total // (burn_in + sampling))
-        phases = (*self._burn_in_phases(burn_in, num_data), self._phase(SAMPLING, total - burn_in, self.chains))
-        return tuple(phase for phase in phases if phase.steps > 0)
+        last = self._stretch(SAMPLING, total - burn_in, self.chains, num_data, sweeps=1)
+        return tuple(phase for phase in (*self._burn_in_phases(burn_in, num_data), *last) if phase.steps > 0)
 
     def enter(self, phase: Phase, state: SGHMCState, data: AbstractSource, *, key: PRNGKeyArray) -> SGHMCState:
-        """Count from zero; factorise where the hyperparameters stand still; make room for the draws to be kept."""
+        """Take in what a sweep has found; factorise where the hyperparameters stand still; make room for draws."""
         if phase.name == VARIATIONAL:
             assert state.variational is not None
             variational = self._dsvi(state.model).enter(phase, state.variational, data, key=key)
             return dataclasses.replace(state, variational=variational)
-        state = self._leave_dsvi(state, key)
-        zero, sampling, climbing = jnp.asarray(0, jnp.int32), phase.name == SAMPLING, phase.name == MAXIMISATION
+        state = self._settle(phase, self._leave_dsvi(state, key), data.num_data)
+        sampling, climbing, begins = phase.name == SAMPLING, phase.name == MAXIMISATION, phase.begins == 0
+        state = dataclasses.replace(
+            state,
+            whiteners=None if climbing or phase.name == BURN_IN else _factorise(state.model),
+            steps=jnp.asarray(phase.begins, jnp.int32),
+            horizon=jnp.asarray(phase.stretch or phase.steps, jnp.int32),
+        )
+        if phase.name == SWEEP:
+            return dataclasses.replace(state, sweep=_nothing_seen(state.v))
         return dataclasses.replace(
             state,
             adam=None if sampling else state.adam,
-            draws=_room(state.v, min(self.draws, phase.steps)) if sampling else state.draws,
-            whiteners=None if climbing or phase.name == BURN_IN else _factorise(state.model),
-            filled=state.filled if climbing else zero,
-            steps=zero,
-            horizon=jnp.asarray(phase.steps, jnp.int32),
+            draws=_room(state.v, min(self.draws, phase.stretch or phase.steps)) if sampling else state.draws,
+            filled=jnp.asarray(0, jnp.int32) if begins and not climbing else state.filled,
+            heat=jnp.zeros(2, state.caution.dtype) if sampling else None,
         )
 
     def step(self, phase: Phase, state: SGHMCState, batch: Batch, *, key: PRNGKeyArray) -> tuple[SGHMCState, SGHMCInfo]:
         """A step of the chains, of the hyperparameters, or of both, as the phase asks."""
         if phase.name == VARIATIONAL:
             return self._descend(phase, state, batch, key)
+        if phase.name == SWEEP:
+            return self._look(state, batch, key)
         batches = batch if batch.x.ndim == 3 else _stack(batch)
         chains_key, model_key = jax.random.split(key)
         if phase.name == MAXIMISATION:
@@ -235,11 +323,13 @@ class SGHMC(AbstractInference):
         return self._move(phase, state, state.whiteners, batches, chains_key)
 
     def back_off(self, state: SGHMCState) -> SGHMCState:
-        """Halve the step sizes."""
+        """Halve the step sizes; chains go home, and begin anew without momentum."""
         if state.variational is not None:
             variational = self._dsvi(state.model).back_off(state.variational)
             return dataclasses.replace(state, variational=variational)
-        return dataclasses.replace(state, caution=0.5 * state.caution)
+        sampler = dataclasses.replace(state.sampler, momentum=jax.tree.map(jnp.zeros_like, state.v))
+        v = state.v if state.home is None else state.home.v
+        return dataclasses.replace(state, v=v, sampler=sampler, caution=0.5 * state.caution)
 
     def posterior(self, state: SGHMCState, data: AbstractSource | None) -> SampledPosterior:
         """The kept draws; where burn-in was not over, the window; before any draw, where the chains stand."""
@@ -256,27 +346,46 @@ class SGHMC(AbstractInference):
 
     def _way(self, num_data: int) -> str:
         """How hyperparameters are learned."""
-        return self.hyperparameters or ("variational" if num_data <= self.batch_size else "moving-window")
+        usual = "variational" if num_data <= _FEW_ROWS else "moving-window"
+        return usual if self.hyperparameters == "auto" else self.hyperparameters
 
     def _energy(self, num_data: int) -> str:
         """How the last layer's f enters."""
-        return self.energy or ("bound" if num_data <= self.batch_size else "marginal")
+        usual = "bound" if num_data <= _FEW_ROWS else "marginal"
+        return usual if self.energy == "auto" else self.energy
+
+    def _controls(self, num_data: int) -> bool:
+        """Whether minibatches say what has changed since the last sweep, instead of all."""
+        usual = num_data > self.batch_size
+        return usual if self.control_variate == "auto" else bool(self.control_variate)
 
     def _burn_in_phases(self, steps: int, num_data: int) -> tuple[Phase, ...]:
         way = self._way(num_data)
         if way == "variational":
             half = -(-steps // 2)
-            return (self._phase(VARIATIONAL, half, 1), self._phase(EXPECTATION, steps - half, self.chains))
+            rest = self._stretch(EXPECTATION, steps - half, self.chains, num_data, sweeps=_SWEEPS)
+            return (self._phase(VARIATIONAL, half, 1), *rest)
         if way == "fixed":
-            return (self._phase(EXPECTATION, steps, self.chains),)
+            return self._stretch(EXPECTATION, steps, self.chains, num_data, sweeps=_SWEEPS)
         if way != "mcem":
-            return (self._phase(BURN_IN, steps, self.chains + 1),)
+            return self._stretch(BURN_IN, steps, self.chains + 1, num_data, sweeps=_SWEEPS)
         half = min(self.mcem_steps, max(1, steps // 2))
-        cycle = (self._phase(EXPECTATION, half, self.chains), self._phase(MAXIMISATION, half, 1))
-        return cycle * max(1, steps // (2 * half))
+        expectation = self._stretch(EXPECTATION, half, self.chains, num_data, sweeps=1)
+        return (*expectation, self._phase(MAXIMISATION, half, 1)) * max(1, steps // (2 * half))
 
-    def _phase(self, name: str, steps: int, batches: int) -> Phase:
-        return Phase(name, steps, batch_size=self.batch_size, batches_per_step=batches)
+    def _stretch(self, name: str, steps: int, batches: int, num_data: int, *, sweeps: int) -> tuple[Phase, ...]:
+        """So many steps, which begin with a sweep over the data and are interrupted by others."""
+        if steps < 1 or (self.metric == "scale" and not self._controls(num_data)):
+            return (self._phase(name, steps, batches),)
+        sweep = self._phase(SWEEP, -(-num_data // self.batch_size), 1)
+        affordable = max(_FEWEST_SWEEPS, steps // (_SWEEP_SHARE * sweep.steps))
+        pieces = min(sweeps, affordable, steps)
+        ends = [steps * piece // pieces for piece in range(pieces + 1)]
+        parts = (self._phase(name, end - begin, batches, begin, steps) for begin, end in itertools.pairwise(ends))
+        return tuple(phase for part in parts for phase in (sweep, part))
+
+    def _phase(self, name: str, steps: int, batches: int, begins: int = 0, stretch: int | None = None) -> Phase:
+        return Phase(name, steps, batch_size=self.batch_size, batches_per_step=batches, begins=begins, stretch=stretch)
 
     def _window_slots(self, way: str) -> int:
         return {"moving-window": self.window, "mcem": self.mcem_draws}.get(way, 1)
@@ -300,8 +409,7 @@ class SGHMC(AbstractInference):
         """One step of DSVI."""
         assert state.variational is not None
         variational, info = self._dsvi(state.model).step(phase, state.variational, batch, key=key)
-        new, one = dataclasses.replace(state, variational=variational), jnp.ones((), info.objective.dtype)
-        return new, SGHMCInfo(info.objective, info.ok, info.done, info.jitter, one)
+        return dataclasses.replace(state, variational=variational), _quiet_info(info.objective, info.ok, info.jitter)
 
     def _leave_dsvi(self, state: SGHMCState, key: PRNGKeyArray) -> SGHMCState:
         """After the variational phase: its hyperparameters, and chains that start at draws of q."""
@@ -310,36 +418,109 @@ class SGHMC(AbstractInference):
         v = _draw(state.variational.q, self.chains, key=key)
         return dataclasses.replace(state, model=state.variational.model, v=v, variational=None)
 
+    def _look(self, state: SGHMCState, batch: Batch, key: PRNGKeyArray) -> tuple[SGHMCState, SGHMCInfo]:
+        """Add a batch to the sums of a sweep; rows beyond the last belong to the next epoch and do not count."""
+        assert state.sweep is not None
+        assert state.whiteners is not None
+        place = state.steps * batch.weight.shape[0] + jnp.arange(batch.weight.shape[0], dtype=jnp.int32)
+        first_time = place.astype(batch.num_data.dtype) < batch.num_data
+        batch = dataclasses.replace(batch, weight=jnp.where(first_time, batch.weight, 0.0))
+        model, whiteners, bound = state.model, state.whiteners, state.energy == "bound"
+        value, gradient, precisions = jax.vmap(lambda v: swept(model, whiteners, v, batch, key=key, bound=bound))(
+            state.v
+        )
+        seen = Sweep(jnp.sum(batch.weight).astype(value.dtype), value, gradient, precisions)
+        sweep = jax.tree.map(jnp.add, state.sweep, seen)
+        ok = all_finite(seen)
+        info = _quiet_info(-jnp.mean(sweep.value) / jnp.maximum(sweep.rows, 1.0), ok, _jitter(whiteners))
+        return dataclasses.replace(state, sweep=sweep, steps=state.steps + 1), info
+
+    def _settle(self, phase: Phase, state: SGHMCState, num_data: int) -> SGHMCState:
+        """After a sweep: its metric, and the chains are at home where they are."""
+        sweep = _nothing_seen(state.v) if state.sweep is None else state.sweep
+        if phase.name == MAXIMISATION:
+            return dataclasses.replace(state, home=None, sweep=None)
+        rows = jnp.maximum(sweep.rows, 1.0)
+        controls, moving = self._controls(num_data), phase.name == BURN_IN
+        home = Home(
+            state.v,
+            -sweep.value / rows,
+            jax.tree.map(lambda total: -total / rows, sweep.gradient) if controls else None,
+            state.model if controls and moving else None,
+            (_factorise(state.model) if state.whiteners is None else state.whiteners) if controls and moving else None,
+        )
+        roots = state.roots
+        if roots is not None and state.sweep is not None:
+            roots = _metric(sweep.precisions, num_data / rows)
+        pace = (
+            self._pace(state)
+            if state.sweep is not None and (phase.begins > 0 or phase.name == SAMPLING)
+            else state.pace
+        )
+        return dataclasses.replace(state, home=home, roots=roots, pace=pace, sweep=None)
+
+    def _pace(self, state: SGHMCState) -> Float[Array, ""]:
+        """Slower where the chains have become warm, since what noise adds to the temperature goes with eps^2.
+
+        Faster again where they are cool: it may have been the hyperparameters that moved.
+        """
+        # The moving average is worth so many independent temperatures, each a mean of squares of normal numbers.
+        number = self.friction / _WARMTH_RATE * sum(leaf.size for leaf in state.v)
+        excess = state.warmth - 1.0
+        surely = jnp.maximum(excess - 3.0 * (2.0 / number) ** 0.5, _USUAL_WARMTH)
+        factor = jnp.maximum(jnp.sqrt(_USUAL_WARMTH / surely), 0.3)
+        return jnp.minimum(state.pace * jnp.where(excess < _USUAL_WARMTH, 2.0, factor), 1.0)
+
     def _move(
         self, phase: Phase, state: SGHMCState, whiteners: Whiteners, batches: Batch, key: PRNGKeyArray
     ) -> tuple[SGHMCState, SGHMCInfo]:
         """One step of every chain."""
         path_key, noise_key = jax.random.split(key)
+        home, bound = state.home, state.energy == "bound"
+        assert home is not None
+        old_model, old_whiteners = home.model or state.model, home.whiteners or whiteners
 
-        def one_chain(chain: Int[Array, ""], v: Values) -> tuple[Float[Array, ""], Values]:
-            chain_key = jax.random.fold_in(path_key, chain)
-            return energy_and_gradient(
-                state.model, whiteners, v, _pick(batches, chain), key=chain_key, bound=state.energy == "bound"
-            )
+        def one_chain(chain: Int[Array, ""], v: Values, place: Values) -> tuple[Float[Array, ""], Values]:
+            """The energy and its gradient; with a control variate, less what the same paths say at home."""
+            batch, key = _pick(batches, chain), jax.random.fold_in(path_key, chain)
+            here = energy_and_gradient(state.model, whiteners, v, batch, key=key, bound=bound)
+            if home.gradient is None:
+                return here
+            there = energy_and_gradient(old_model, old_whiteners, place, batch, key=key, bound=bound)
+            return jax.tree.map(jnp.subtract, here, there)
 
-        energy, gradient = jax.vmap(one_chain)(jnp.arange(self.chains), state.v)
+        energy, gradient = jax.vmap(one_chain)(jnp.arange(self.chains), state.v, home.v)
         num_data = batches.num_data.astype(energy.dtype)
-        eps = self._eps(num_data, batches.weight.shape[-1]) * state.caution
+        at_home = home.energy + _prior_energy(home.v) / num_data
+        if home.gradient is not None:
+            energy = energy + at_home
+            gradient = jax.tree.map(lambda a, b, v: a + b + v / num_data, gradient, home.gradient, home.v)
+        size = sum(leaf[0].size for leaf in state.v)
+        climb = num_data * (energy - at_home) / (_CLIMB * (size + num_data))
+        configurational = num_data * _products(gradient, jax.tree.map(jnp.subtract, state.v, home.v)) / size
+        units = num_data if state.roots is None else jnp.ones_like(num_data)
+        eps = self._eps() * state.caution * state.pace
         transform = hamiltonian_sampler(
-            num_data, step_size=eps, friction=self.friction, adapting=phase.name != SAMPLING
+            units,
+            step_size=eps,
+            friction=self.friction,
+            adapting=state.roots is None and phase.name != SAMPLING,
         )
-        move, sampler = transform.update(gradient, state.sampler, key=noise_key)
-        v = jax.tree.map(jnp.add, state.v, move)
-        ok = jnp.all(jnp.isfinite(energy)) & all_finite(v)
-        temperature = kinetic_temperature(sampler, num_data, eps, self.friction)
-        draws, filled = _keep(phase, state, v, energy)
+        move, sampler = transform.update(_pull(state.roots, gradient, num_data), state.sampler, key=noise_key)
+        v = jax.tree.map(jnp.add, state.v, _push(state.roots, move))
+        ok = jnp.all(climb < 1.0) & all_finite(v)
+        heat = jnp.stack([kinetic_temperature(sampler, units, eps, self.friction), jnp.mean(configurational)])
+        draws, filled = _keep(phase, state, energy)
         new = dataclasses.replace(state, v=v, sampler=sampler, draws=draws, filled=filled, steps=state.steps + 1)
-        return new, SGHMCInfo(jnp.mean(energy), ok, jnp.asarray(False), _jitter(whiteners), temperature)
+        warmth = state.warmth + _WARMTH_RATE * (heat[0] - state.warmth)
+        new = dataclasses.replace(new, warmth=warmth)
+        if state.heat is not None:
+            new = dataclasses.replace(new, heat=state.heat + heat)
+        return new, SGHMCInfo(jnp.mean(energy), ok, jnp.asarray(False), _jitter(whiteners), *heat)
 
-    def _eps(self, num_data: Float[Array, ""], rows: int) -> Float[Array, ""]:
-        careful = (self.hyperparameters in CHASING) & (num_data <= rows)
-        usual = jnp.where(careful, 0.01, 0.03)
-        return (usual if self.step_size is None else jnp.asarray(self.step_size)).astype(num_data.dtype)
+    def _eps(self) -> float:
+        usual = 0.1 if self.metric == "curvature" else 0.01
+        return usual if self.step_size == "auto" else float(self.step_size)
 
     def _climb(
         self, state: SGHMCState, factors: "Factors", batch: Batch, key: PRNGKeyArray
@@ -358,7 +539,7 @@ class SGHMC(AbstractInference):
         model = eqx.combine(jax.tree.map(lambda a, b: a + pace * b, learned, updates), constant)
         ok = jnp.isfinite(value) & all_finite(model)
         new = dataclasses.replace(state, model=model, adam=adam)
-        return new, SGHMCInfo(value, ok, jnp.asarray(False), _jitter(factors.whiteners), jnp.ones((), value.dtype))
+        return new, _quiet_info(value, ok, _jitter(factors.whiteners))
 
 
 # --- the energy -------------------------------------------------------------------------------------------------------
@@ -367,17 +548,16 @@ class SGHMC(AbstractInference):
 def log_likelihood(
     model: DeepGP, whiteners: Whiteners, v: Values, rows: Rows, noise: Noise, *, bound: bool = False
 ) -> Float[Array, ""]:
-    """``sum_i log p(y_i | v, path_i)`` over rows, with one sample path a row through the inner layers.
+    """``sum_i log p(y_i | v, path_i)`` over rows, averaged over sample paths through the inner layers.
 
     With ``bound``, Jensen's bound instead: ``sum_i E[log p(y_i | f_i)]`` over the last layer's f given v.
     """
-    x, y, observed, weight = rows
-    parts = zip(model.layers, whiteners, v, strict=True)
-    conditionals = [condition_on(layer, whitener, known(values)) for layer, whitener, values in parts]
-    mean, variance = last_moments(model, conditionals, x, noise)
+    x, *rest = rows
+    mean, variance = last_moments(model, _conditionals(model, whiteners, v), x, noise)
+    y, observed, weight = (jnp.repeat(part, num_paths(noise), axis=0) for part in rest)
     score = model.likelihood.expected_log_prob if bound else model.likelihood.log_z
     figures = score(mean, variance, y)
-    return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None])
+    return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None]) / num_paths(noise)
 
 
 def energy_and_gradient(
@@ -399,6 +579,26 @@ def energy_and_gradient(
     prior = sum((0.5 * jnp.sum(values**2) for values in v), start=jnp.zeros((), share.dtype))
     energy = prior / num_data - share * value.astype(share.dtype)
     return energy, jax.tree.map(lambda values, slope: values / num_data - share * slope, v, gradient)
+
+
+def swept(
+    model: DeepGP, whiteners: Whiteners, v: Values, batch: Batch, *, key: PRNGKeyArray, bound: bool = False
+) -> tuple[Float[Array, ""], Values, Precisions]:
+    """What a batch adds to a sweep: its log likelihood, the gradient in v, and the precision of v that it brings."""
+    dtype = batch.x.dtype
+    low_model, low_whiteners = cast((model, whiteners), dtype)
+    noise_key, sign_key = jax.random.split(key)
+
+    def of_block(rows: Rows, noise: Noise) -> tuple[Float[Array, ""], Values, Precisions]:
+        def value(v: Values) -> Float[Array, ""]:
+            return log_likelihood(low_model, low_whiteners, cast(v, dtype), rows, noise, bound=bound)
+
+        conditionals = _conditionals(low_model, low_whiteners, cast(v, dtype))
+        precisions = data_precisions(low_model, conditionals, rows, noise, key=sign_key, bound=bound)
+        return (*jax.value_and_grad(value)(v), precisions)
+
+    noise = path_noise(model, len(batch.x), _SWEEP_PATHS if model.depth > 1 else 1, key=noise_key)
+    return cast(stream_sum(of_block, batch, noise, BLOCK // _SWEEP_PATHS), v[0].dtype)
 
 
 class Factors(NamedTuple):
@@ -456,6 +656,63 @@ def usual_burn_in(batches: int) -> int:
     return min(3000 + 600 * max(batches - 10, 0), 20_000)
 
 
+def _conditionals(model: DeepGP, whiteners: Whiteners, v: Values) -> list[Conditional]:
+    parts = zip(model.layers, whiteners, v, strict=True)
+    return [condition_on(layer, whitener, known(values)) for layer, whitener, values in parts]
+
+
+def _unit_roots(v: Values) -> tuple[Float[Array, "C _ _ _"], ...]:
+    """The prior's metric."""
+    units = (np.eye(leaf.shape[1])[None, None] for leaf in v)
+    return tuple(
+        jnp.asarray(np.tile(unit, (len(leaf), leaf.shape[2], 1, 1)), leaf.dtype)
+        for leaf, unit in zip(v, units, strict=True)
+    )
+
+
+@program
+def _metric(precisions: Any, scale: Float[Array, ""]) -> Any:
+    return tuple(metric_root(scale * precision) for precision in precisions)
+
+
+def _pull(roots: Any, gradient: Values, num_data: Float[Array, ""]) -> Values:
+    """The gradient of U along the metric's coordinates; without a metric, that of U / N along v."""
+    if roots is None:
+        return gradient
+    pairs = zip(roots, gradient, strict=True)
+    return tuple(num_data * jnp.einsum("cpnm,cnp->cmp", root, slope) for root, slope in pairs)
+
+
+def _push(roots: Any, move: Values) -> Values:
+    """A move along the metric's coordinates, as one of v."""
+    if roots is None:
+        return move
+    return tuple(jnp.einsum("cpmn,cnp->cmp", root, step) for root, step in zip(roots, move, strict=True))
+
+
+def _products(a: Values, b: Values) -> Float[Array, " C"]:
+    """``sum a b`` of every chain."""
+    return sum((jnp.sum(x * y, axis=(1, 2)) for x, y in zip(a, b, strict=True)), start=jnp.zeros((), a[0].dtype))
+
+
+def _prior_energy(v: Values) -> Float[Array, " C"]:
+    """``|v|^2 / 2`` of every chain."""
+    return 0.5 * _products(v, v)
+
+
+def _nothing_seen(v: Values) -> Sweep:
+    """A sweep before its first batch."""
+    zeros = jnp.zeros_like(v[0][:, 0, 0])
+    precisions = tuple(jnp.zeros_like(root) for root in _unit_roots(v))
+    return Sweep(jnp.zeros((), zeros.dtype), zeros, jax.tree.map(jnp.zeros_like, v), precisions)
+
+
+def _quiet_info(objective: Float[Array, ""], ok: Bool[Array, ""], jitter: Float[Array, ""]) -> SGHMCInfo:
+    """The figures of a step that moves no chain."""
+    one = jnp.ones((), objective.dtype)
+    return SGHMCInfo(objective, ok, jnp.asarray(False), jitter, one, one)
+
+
 @program
 def _factorise(model: DeepGP) -> Whiteners:
     return tuple(prepare_all(model.layers))
@@ -476,17 +733,17 @@ def _room(v: Values, slots: int) -> Buffer:
     return empty_buffer((v, v[0][:, 0, 0]), slots)
 
 
-def _keep(phase: Phase, state: SGHMCState, v: Values, energy: Float[Array, " C"]) -> tuple[Buffer, Int[Array, ""]]:
-    """The draws with one more, and how many slots are then full.
+def _keep(phase: Phase, state: SGHMCState, energy: Float[Array, " C"]) -> tuple[Buffer, Int[Array, ""]]:
+    """The draws with the place whose energy was found, and how many slots are then full.
 
     In burn-in they are a ring; in other phases each slot has its share of the steps, and the last draw of it stays.
     """
-    slots = len(state.draws.values[1])
+    slots, draw = len(state.draws.values[1]), (state.v, energy)
     if phase.name == BURN_IN:
-        return state.draws.write(state.steps % slots, (v, energy)), jnp.minimum(state.steps + 1, slots)
+        return state.draws.write(state.steps % slots, draw), jnp.minimum(state.steps + 1, slots)
     horizon = jnp.maximum(state.horizon, 1)
-    draws = state.draws.write(state.steps * slots // horizon, (v, energy))
-    return draws, (state.steps + 1) * slots // horizon
+    draws = state.draws.write(slot_of(state.steps, horizon, slots), draw)
+    return draws, slot_of(state.steps + 1, horizon, slots)
 
 
 def _jitter(whiteners: Whiteners) -> Float[Array, ""]:
