@@ -452,11 +452,8 @@ class SGHMC(AbstractInference):
         roots = state.roots
         if roots is not None and state.sweep is not None:
             roots = _metric(sweep.precisions, num_data / rows)
-        pace = (
-            self._pace(state)
-            if state.sweep is not None and (phase.begins > 0 or phase.name == SAMPLING)
-            else state.pace
-        )
+        settled = phase.name == SAMPLING or 2 * phase.begins >= (phase.stretch or phase.steps)
+        pace = self._pace(state) if settled and state.sweep is not None else state.pace
         return dataclasses.replace(state, home=home, roots=roots, pace=pace, sweep=None)
 
     def _pace(self, state: SGHMCState) -> Float[Array, ""]:
