@@ -103,10 +103,22 @@ def observe(
 
 
 def observe_jointly(
-    block: Block, covariances: Float[Array, "S B B Q"], components: Int[Array, " n"], key: PRNGKeyArray
+    block: Block,
+    covariances: Float[Array, "S B B Q"],
+    rows: Int[Array, ""],
+    components: Int[Array, " n"],
+    key: PRNGKeyArray,
 ) -> tuple[Float[Array, "n B P"], Bool[Array, ""]]:
-    """Draws of y whose rows share the latent covariance of their component; and whether it had a factor."""
-    factor = safe_cholesky(jnp.moveaxis(covariances, -1, 1))
+    """Draws of y whose rows share the latent covariance of their component; and whether it had a factor.
+
+    Rows from ``rows`` on are padding, independent of the others; their variance is the others' mean, so that the scale
+    of a jitter is that of the rows.
+    """
+    size = covariances.shape[1]
+    padding = jnp.arange(size) >= rows
+    total = jnp.sum(jnp.diagonal(covariances, axis1=1, axis2=2), axis=-1) / rows.astype(covariances.dtype)
+    filler = jnp.diag(padding.astype(covariances.dtype))[None, :, :, None] * total[:, None, None, :]
+    factor = safe_cholesky(jnp.moveaxis(covariances + filler, -1, 1))
 
     def draw(part: tuple[Int[Array, ""], PRNGKeyArray]) -> Float[Array, "B P"]:
         component, key = part

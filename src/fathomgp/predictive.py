@@ -24,15 +24,15 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from fathomgp import _answers
-from fathomgp.compilation import program
+from fathomgp.compilation import power_of_two, program, question_rows
 from fathomgp.errors import DataError, NotPositiveDefiniteError, SettingError
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood
 from fathomgp.parameters import cast
 from fathomgp.precision import double_precision
 
-#: Rows of one compiled evaluation. Fewer rows are padded to a power of two, so few shapes are ever compiled.
+#: Rows of one compiled evaluation. Fewer rows go in smaller blocks, of two sizes, so few shapes are ever compiled.
 BLOCK_ROWS = 4096
-_SMALLEST_BLOCK = 16
+_FEW_ROWS = (16, 256)
 _SAMPLES_PER_BLOCK = 1 << 21
 
 AnyArray = Array | np.ndarray
@@ -68,8 +68,7 @@ class Mixture(eqx.Module):
         return self._moments()[1]
 
     def _moments(self) -> tuple[Float[Array, "N Q"], Float[Array, "N Q"]]:
-        log_weights = jax.nn.log_softmax(jnp.asarray(self.log_weights))
-        return _answers.total_moments(log_weights, jnp.asarray(self.means), jnp.asarray(self.variances))
+        return _latent_moments(self.log_weights, self.means, self.variances)
 
     def rows(self, rows: slice) -> "Mixture":
         """The same mixture at some of its rows."""
@@ -201,8 +200,8 @@ class Predictive(eqx.Module):
         if n < 1:
             raise SettingError(f"n, the number of draws, must be at least 1, but it is {n}.")
         key_components, key = jax.random.split(_key(random_state))
-        log_weights = jnp.asarray(self.mixture.log_weights, jnp.float64)
-        components = jax.random.categorical(key_components, log_weights, shape=(n,))
+        log_weights = np.asarray(self.mixture.log_weights, np.float64)
+        components = _choose_components(key_components, log_weights, n)
         draws = self._independent(components, key) if self.mixture.covariances is None else self._joint(components, key)
         draws = self._units(draws)
         return draws[..., 0] if self.squeeze else draws
@@ -236,14 +235,26 @@ class Predictive(eqx.Module):
         """The covariance of y between rows, noise included: (N, N), or (N, N, P). Needs a mixture with covariances."""
         if self.mixture.covariances is None:
             raise SettingError("This mixture has no covariances between rows: predict again with full_cov=True.")
-        if not self._is_real:
-            name = type(self.likelihood).__name__
-            raise SettingError(f"covariance() is for real-valued y, but the likelihood is {name}: use sample.")
-        block = _block(_on_device(self.mixture), cast(self.likelihood, jnp.float64))
-        latent = jnp.asarray(self.mixture.covariances[..., : len(self.shift)], jnp.float64)
-        answer = np.asarray(_ask_block(_answers.covariance, block, latent))
+        self._check_real()
+        latent = np.asarray(self.mixture.covariances)[..., : len(self.shift)]
+        rows = slice(0, self.mixture.num_rows)
+        answer = np.asarray(self._ask_padded(_answers.covariance, _pad(_pad(latent, 1, 0), 2, 0)))[rows, rows]
         answer = answer * self._numpy_scale**2
         return answer[..., 0] if self.squeeze else answer
+
+    def standard_moments(self) -> tuple[Float[Array, "N P"], Float[Array, "N N P"]]:
+        """Mean and covariance between rows in standard units, for use within a program."""
+        self._check_real()
+        mixture = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), self.mixture)
+        log_weights = jax.nn.log_softmax(mixture.log_weights)
+        block = _answers.Block(log_weights, mixture.means, mixture.variances, cast(self.likelihood, jnp.float64))
+        latent = mixture.covariances[..., : len(self.shift)]
+        return _answers.moments(block)[0], _answers.covariance(block, latent)
+
+    def _check_real(self) -> None:
+        if not self._is_real:
+            name = type(self.likelihood).__name__
+            raise SettingError(f"A covariance is for real-valued y, but the likelihood is {name}: use sample.")
 
     @property
     def _is_real(self) -> bool:
@@ -280,63 +291,66 @@ class Predictive(eqx.Module):
 
     def _ask(self, question: Callable, *rows: np.ndarray, extra: tuple = (), block_rows: int | None = None) -> Any:
         """Put a question block by block; ``rows`` are arrays with the rows first, ``extra`` goes with every block."""
-        block_rows = block_rows or BLOCK_ROWS
-        likelihood = cast(self.likelihood, jnp.float64)
-        log_weights, means, variances = (
-            np.asarray(x) for x in (self.mixture.log_weights, self.mixture.means, self.mixture.variances)
-        )
+        num_rows = self.mixture.num_rows
+        block_rows = block_rows or question_rows(num_rows, sizes=_FEW_ROWS, largest=BLOCK_ROWS)
         answers = []
-        for start in range(0, max(self.mixture.num_rows, 1), block_rows):
+        for start in range(0, max(num_rows, 1), block_rows):
             part = slice(start, start + block_rows)
-            parts = [_pad(x[part], 0, 0) for x in rows]
-            mixture = Mixture(log_weights, _pad(means[:, part], 1, 0), _pad(variances[:, part], 1, 1))
-            answer = _ask_block(question, _block(_on_device(mixture), likelihood), *parts, *extra)
-            count = min(block_rows, self.mixture.num_rows - start)
+            parts = [_pad(x[part], 0, 0, block_rows) for x in rows]
+            answer = self._ask_padded(question, *parts, *extra, part=part, rows=block_rows)
+            count = min(block_rows, num_rows - start)
             answers.append(jax.tree.map(lambda x, count=count: np.asarray(x)[:count], answer))
         return jax.tree.map(lambda *blocks: np.concatenate(blocks), *answers)
+
+    def _ask_padded(self, question: Callable, *args: Any, part: slice = slice(None), rows: int | None = None) -> Any:
+        """Put a question about some rows at once, padded to ``rows``; the answer is padded too."""
+        log_weights, means, variances = (
+            np.asarray(x, np.float64) for x in (self.mixture.log_weights, self.mixture.means, self.mixture.variances)
+        )
+        means, variances = _pad(means[:, part], 1, 0, rows), _pad(variances[:, part], 1, 1, rows)
+        return _ask_block(question, log_weights, means, variances, cast(self.likelihood, jnp.float64), *args)
 
     def _independent(self, components: Array, key: PRNGKeyArray) -> np.ndarray:
         numbers = np.arange(self.mixture.num_rows)
         block_rows = min(
-            BLOCK_ROWS, _power_of_two(_SAMPLES_PER_BLOCK // (len(components) * self.mixture.means.shape[2]))
+            BLOCK_ROWS, power_of_two(_SAMPLES_PER_BLOCK // (len(components) * self.mixture.means.shape[2]))
         )
         return np.moveaxis(self._ask(_answers.observe, numbers, extra=(components, key), block_rows=block_rows), 1, 0)
 
     def _joint(self, components: Array, key: PRNGKeyArray) -> np.ndarray:
-        mixture = _on_device(self.mixture)
-        block = _block(mixture, cast(self.likelihood, jnp.float64))
-        draws, ok = _ask_block(_answers.observe_jointly, block, mixture.covariances, components, key)
+        rows = self.mixture.num_rows
+        covariances = _pad(_pad(np.asarray(self.mixture.covariances, np.float64), 1, 0), 2, 0)
+        draws, ok = self._ask_padded(_answers.observe_jointly, covariances, np.asarray(rows), components, key)
         if not bool(ok):
             raise NotPositiveDefiniteError(
                 "A component's covariance between rows has no Cholesky factor: draw fewer rows."
             )
-        return np.asarray(draws)
+        return np.asarray(draws)[:, :rows]
 
 
 @program
-def _ask_block(question: Callable, block: _answers.Block, *args: Any) -> Any:
-    return question(block, *args)
+def _ask_block(
+    question: Callable, log_weights: Any, means: Any, variances: Any, likelihood: AbstractLikelihood, *args: Any
+) -> Any:
+    return question(_answers.Block(jax.nn.log_softmax(log_weights), means, variances, likelihood), *args)
 
 
-def _block(mixture: Mixture, likelihood: AbstractLikelihood) -> _answers.Block:
-    log_weights = jax.nn.log_softmax(jnp.asarray(mixture.log_weights))
-    return _answers.Block(log_weights, jnp.asarray(mixture.means), jnp.asarray(mixture.variances), likelihood)
+@program
+def _latent_moments(log_weights: Any, means: Any, variances: Any) -> tuple[Array, Array]:
+    parts = (jnp.asarray(part) for part in (means, variances))
+    return _answers.total_moments(jax.nn.log_softmax(jnp.asarray(log_weights)), *parts)
 
 
-def _on_device(mixture: Mixture) -> Mixture:
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), mixture)
+@program
+def _choose_components(key: PRNGKeyArray, log_weights: Any, n: int) -> Array:
+    return jax.random.categorical(key, log_weights, shape=(n,))
 
 
-def _pad(x: np.ndarray, axis: int, value: float) -> np.ndarray:
-    """Rows up to the next power of two, filled with a harmless value."""
-    size = max(_SMALLEST_BLOCK, _power_of_two(x.shape[axis]))
+def _pad(x: np.ndarray, axis: int, value: float, rows: int | None = None) -> np.ndarray:
+    """Rows up to ``rows`` or the next power of two, filled with a harmless value."""
+    size = rows or power_of_two(x.shape[axis], smallest=_FEW_ROWS[0])
     widths = [(0, size - x.shape[axis]) if i == axis else (0, 0) for i in range(x.ndim)]
     return np.pad(x, widths, constant_values=value)
-
-
-def _power_of_two(count: int) -> int:
-    """The smallest power of two that is at least ``count``."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def _key(random_state: RandomState) -> PRNGKeyArray:

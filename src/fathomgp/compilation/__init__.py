@@ -9,6 +9,8 @@ from fathomgp.compilation._count import CompilationCount as CompilationCount
 from fathomgp.compilation._count import count_compilations as count_compilations
 from fathomgp.compilation._ladder import padded_length as padded_length
 from fathomgp.compilation._ladder import power_of_two as power_of_two
+from fathomgp.compilation._ladder import question_rows as question_rows
+from fathomgp.compilation._ladder import repeat_last_row as repeat_last_row
 from fathomgp.compilation._options import ONE_CORE as ONE_CORE
 from fathomgp.compilation._options import RUN_ONCE as RUN_ONCE
 from fathomgp.compilation._options import RUN_SELDOM as RUN_SELDOM

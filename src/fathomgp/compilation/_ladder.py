@@ -1,5 +1,7 @@
 """Padded lengths: many numbers of rows share one compiled program."""
 
+import numpy as np
+
 #: Up to here lengths are powers of two; beyond, at most an eighth of the rows is padding.
 _POWERS_UP_TO = 256
 _STEPS_PER_OCTAVE = 8
@@ -23,3 +25,19 @@ def padded_length(count: int, *, smallest: int = 1) -> int:
         return power_of_two(count, smallest=smallest)
     rung = power_of_two(count) // 2 // _STEPS_PER_OCTAVE
     return max(smallest, -(-count // rung) * rung)
+
+
+def question_rows(rows: int, *, sizes: tuple[int, ...], largest: int) -> int:
+    """Rows per block of a question that is asked row by row: one of ``sizes``, or ``largest`` where rows are many.
+
+    Each size is a program. Up to four blocks of the last size are cheaper than one more program.
+    """
+    for size in sizes:
+        if rows <= size:
+            return size
+    return sizes[-1] if rows <= 4 * sizes[-1] else largest
+
+
+def repeat_last_row(x: np.ndarray, rows: int) -> np.ndarray:
+    """``x`` and copies of its last row, ``rows`` in all: questions about rows that are asked by themselves."""
+    return np.concatenate([x, np.repeat(x[-1:], rows - len(x), axis=0)])

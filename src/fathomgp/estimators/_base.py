@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from fathomgp._outputs import check_writable
-from fathomgp.compilation import program
+from fathomgp.compilation import power_of_two, program, question_rows, repeat_last_row
 from fathomgp.data import ParquetSource, Standardizer, Targets, read_inputs, read_targets
 from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
@@ -176,11 +176,12 @@ class _DeepGPEstimator(BaseEstimator):
     def _sample_targets(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
         """Joint draws of y, as numbers: (N, n_samples), or (N, P, n_samples) for several outputs."""
         check_count("n_samples", n_samples)
-        x = self._to_device(self._read(X))
+        inputs = self._read(X)
         key = jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
-        y = self.posterior_.sample_y(x, key=key, n=n_samples)
+        y = self.posterior_.sample_y(self._padded(inputs, power_of_two(len(inputs), smallest=16)), key=key, n=n_samples)
+        y = np.asarray(y)[:, : len(inputs)]
         outputs = y.shape[2]
-        draws = np.asarray(self.y_scaler_.inverse(np.asarray(y).reshape(-1, outputs))).reshape(y.shape)
+        draws = np.asarray(self.y_scaler_.inverse(y.reshape(-1, outputs))).reshape(y.shape)
         draws = np.moveaxis(draws, 0, -1)
         return draws[:, 0] if self._squeeze else draws
 
@@ -260,14 +261,24 @@ class _DeepGPEstimator(BaseEstimator):
 
     @double_precision
     def _mixture(self, inputs: np.ndarray, block: int) -> Mixture:
-        x = np.asarray(self.x_scaler_.transform(inputs))
-        padded = np.concatenate([x, np.repeat(x[-1:], block - len(x), axis=0)])
-        mixture = _predict_f(self.posterior_, jnp.asarray(padded, self._dtype), self._prediction_key())
+        mixture = self.posterior_.predict_f(self._padded(inputs, block), key=self._prediction_key())
         means, variances = np.asarray(mixture.means), np.asarray(mixture.variances)
-        return Mixture(np.asarray(mixture.log_weights), means[:, : len(x)], variances[:, : len(x)], None)
+        return Mixture(np.asarray(mixture.log_weights), means[:, : len(inputs)], variances[:, : len(inputs)], None)
 
-    def _to_device(self, inputs: np.ndarray) -> jax.Array:
-        return jnp.asarray(self.x_scaler_.transform(inputs), self._dtype)
+    @double_precision
+    def _joint_moments(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means of y, and its covariances between rows, noise included."""
+        padded = self._padded(inputs, power_of_two(len(inputs), smallest=16))
+        rows = slice(0, len(inputs))
+        moments = joint_moments(self.posterior_, padded, self._prediction_key())
+        mean = np.asarray(self.y_scaler_.inverse(np.asarray(moments[0])[rows]))
+        covariance = np.asarray(moments[1])[rows, rows] * np.asarray(self.y_scaler_.scale) ** 2
+        return (mean[:, 0], covariance[..., 0]) if self._squeeze else (mean, covariance)
+
+    def _padded(self, inputs: np.ndarray, rows: int) -> jax.Array:
+        """Inputs in standard units, the last one repeated: few shapes are ever compiled."""
+        x = np.asarray(self.x_scaler_.transform(inputs), self._dtype)
+        return jnp.asarray(repeat_last_row(x, rows))
 
     def _prediction_key(self) -> jax.Array:
         # The same for every call, so that equal questions get equal answers.
@@ -288,11 +299,12 @@ class _DeepGPEstimator(BaseEstimator):
 
 
 @program
-def _predict_f(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> Mixture:
-    return posterior.predict_f(x, key=key)
+def joint_moments(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Means of y, and its covariances between rows, in standard units: one program."""
+    return posterior.predict_y(x, key=key, full_cov=True).standard_moments()
 
 
 def _block_rows(rows: int, samples: int) -> int:
-    """Rows a block: a power of two, smaller where many samples are kept for each row."""
-    largest = max(256, _BLOCK // (1 << max(0, samples // 8).bit_length()))
-    return min(largest, max(16, 1 << (rows - 1).bit_length()))
+    """Rows per block, one of few sizes: large blocks are smaller where many samples are kept for each row."""
+    largest = max(256, _BLOCK // power_of_two(samples // 8 + 1))
+    return question_rows(rows, sizes=(16, 64, 256), largest=largest)

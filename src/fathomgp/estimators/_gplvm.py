@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from fathomgp.compilation import power_of_two, repeat_last_row
 from fathomgp.data import ArraySource, Standardizer, read_inputs
 from fathomgp.estimators._settings import FIT, check_count, key_for
 from fathomgp.fitting import fit_model
@@ -123,13 +124,17 @@ class GPLVM(TransformerMixin, BaseEstimator):
         """Latent coordinates of new rows, whose bounds are maximised one by one with the functions held."""
         check_is_fitted(self, "posterior_")
         Y, _ = read_inputs(X, estimator=self, reset=False)
-        scaled = jnp.asarray(self.scaler_.transform(Y))
-        start = self.pca_(scaled) / jnp.asarray(self._spread)[None]
-        return np.asarray(infer_inputs(self.posterior_, scaled, jnp.ones(scaled.shape, bool), start)[0])
+        scaled = np.asarray(self.scaler_.transform(Y))
+        padded = repeat_last_row(scaled, power_of_two(len(Y), smallest=16))
+        start = padded @ np.asarray(self.pca_.weights.value) / self._spread[None]
+        observed = np.broadcast_to((np.arange(len(padded)) < len(Y))[:, None], padded.shape)
+        return np.asarray(infer_inputs(self.posterior_, *map(jnp.asarray, (padded, observed, start)))[0])[: len(Y)]
 
     @double_precision
     def inverse_transform(self, X: Any) -> np.ndarray:
         """The data's columns expected at latent coordinates."""
         check_is_fitted(self, "posterior_")
-        mixture = self.posterior_.predict_f(jnp.asarray(X, np.float64), key=jax.random.key(0))
-        return np.asarray(self.scaler_.inverse(np.asarray(mixture.mean())))
+        x = np.asarray(X, np.float64)
+        padded = repeat_last_row(x, power_of_two(len(x), smallest=16))
+        mixture = self.posterior_.predict_f(jnp.asarray(padded), key=jax.random.key(0))
+        return np.asarray(self.scaler_.inverse(np.asarray(mixture.mean())))[: len(x)]

@@ -136,8 +136,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         if return_std and return_cov:
             raise SettingError("return_std and return_cov exclude each other: ask for one of the two.")
         if return_cov:
-            predictive = self._joint_predictive(self._read(X))
-            return predictive.mean(), predictive.covariance()
+            return self._joint_moments(self._read(X))
         if return_std:
             blocks = self._blocks(X, lambda predictive: (predictive.mean(), predictive.std()))
             return np.concatenate([mean for mean, _ in blocks]), np.concatenate([std for _, std in blocks])
@@ -151,11 +150,6 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Joint draws of y at the rows of X: (N, n_samples), or (N, P, n_samples) for several outputs."""
         return self._sample_targets(X, n_samples, random_state)
-
-    @double_precision
-    def _joint_predictive(self, inputs: np.ndarray):
-        x = self._to_device(inputs)
-        return self._predictive(self.posterior_.predict_f(x, key=self._prediction_key(), full_cov=True))
 
     def _likelihood(self) -> AbstractLikelihood:
         likelihood = self.likelihood

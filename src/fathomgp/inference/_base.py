@@ -141,17 +141,25 @@ class AbstractPosterior(eqx.Module):
         """The latent functions at ``x``: a mixture of Gaussians. ``full_cov`` adds covariances between rows."""
 
     @abc.abstractmethod
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
-        """``n`` draws of the latent functions, as one callable: rows of one call are drawn jointly."""
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
+        """``n`` draws of the latent functions at ``x``, jointly over the rows.
+
+        What is drawn at the first rows does not depend on how many rows follow, but for the size of a jitter.
+        """
 
     @abc.abstractmethod
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Samples of every layer at ``x``, to look inside."""
 
+    def sample_functions(self, key: PRNGKeyArray, n: int) -> "FunctionDraws":
+        """``n`` draws of the latent functions, as one callable: rows of one call are drawn jointly."""
+        return FunctionDraws(self, key, n)
+
+    @program
     def sample_y(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N P"]:
         """``n`` joint draws of observations: of the latent functions, and then of each observation's own noise."""
         function_key, noise_key = jax.random.split(key)
-        f = self.sample_functions(function_key, n)(x)
+        f = self.draw_functions(x, key=function_key, n=n)
         return jax.vmap(lambda f, key: self.likelihood.sample(f, key=key))(f, jax.random.split(noise_key, n))
 
     @property
@@ -165,6 +173,32 @@ class AbstractPosterior(eqx.Module):
         outputs = jax.eval_shape(self.likelihood.predict_moments, mixture.means[0], mixture.variances[0])[0].shape[1]
         one = jnp.ones(outputs, x.dtype)
         return Predictive(mixture, self.likelihood, 0.0 * one, one, squeeze=False)
+
+
+class FunctionDraws(eqx.Module):
+    """Draws of the latent functions: from inputs to values, for ``jit``, ``grad`` and ``vmap`` too.
+
+    Attributes:
+        posterior: what was learned.
+        key: decides which functions these are.
+        num_draws: how many.
+    """
+
+    posterior: AbstractPosterior
+    key: PRNGKeyArray
+    num_draws: int = eqx.field(static=True)
+
+    # ``jax.jit`` keeps what it compiled under the function's hash, and arrays have none.
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @program
+    def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "n N Q"]:
+        """The values at ``x``."""
+        return self.posterior.draw_functions(x, key=self.key, n=self.num_draws)
 
 
 class AbstractInference(eqx.Module):

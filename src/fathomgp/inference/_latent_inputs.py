@@ -1,7 +1,5 @@
 """Unknown inputs: Gaussians on them, the posterior that holds them, and those of new rows."""
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
@@ -42,14 +40,16 @@ class LatentInputsPosterior(AbstractPosterior):
     means: Float[Array, "N D"]
     variances: Float[Array, "N D"]
 
+    @program
     def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
         """The latent functions at latent inputs."""
         return self.functions.predict_f(x, key=key, full_cov=full_cov)
 
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
         """Draws from the joint posterior of the rows of each call."""
-        return self.functions.sample_functions(key, n)
+        return self.functions.draw_functions(x, key=key, n=n)
 
+    @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Joint draws of every layer."""
         return self.functions.propagate(x, key=key)

@@ -1,12 +1,11 @@
 """The posterior of every algorithm that ends in whitened Gaussians on the inducing values of each layer."""
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.inference._base import AbstractPosterior
 from fathomgp.kernels import has_features
 from fathomgp.linalg import safe_cholesky
@@ -33,6 +32,7 @@ class LayeredPosterior(AbstractPosterior):
     conditionals: tuple[Conditional, ...]
     num_samples: int = eqx.field(static=True, default=100)
 
+    @program
     def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
         """A component a sample path; with ``full_cov`` the paths are drawn jointly over the rows."""
         samples = 1 if self.model.depth == 1 else self.num_samples
@@ -46,7 +46,8 @@ class LayeredPosterior(AbstractPosterior):
         means, variances = jax.lax.map(lambda one: self._last_marginal(x, one), keys)
         return Mixture(log_weights, means, variances, None)
 
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+    @program
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
         """``n`` functions: each has one value at an input, in whichever call and beside whichever rows it is asked for.
 
         They are drawn as a whole by Matheron's rule (Wilson et al. 2020): a prior draw made of random Fourier features,
@@ -59,8 +60,9 @@ class LayeredPosterior(AbstractPosterior):
             layer.noise is None for layer in layers[:-1]
         )
         draw = self._path if whole else (lambda x, one: self._joint_path(x, one)[-1])
-        return lambda x: jax.lax.map(lambda one: draw(x, one), jax.random.split(key, n))
+        return jax.lax.map(lambda one: draw(x, one), jax.random.split(key, n))
 
+    @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Joint draws of every layer."""
         return jax.lax.map(lambda one: self._joint_path(x, one), jax.random.split(key, self.num_samples))
@@ -89,8 +91,8 @@ class LayeredPosterior(AbstractPosterior):
             mean, covariance = self._joint(level, x, h)
             if level < self.model.depth - 1:
                 covariance = covariance + _layer_noise(layer, x) * jnp.eye(len(x), dtype=x.dtype)[None]
-            noise = jax.random.normal(jax.random.fold_in(key, level), (layer.width, len(x)), x.dtype)
-            h = mean + jnp.einsum("pij,pj->ip", safe_cholesky(covariance).lower, noise)
+            noise = jax.random.normal(jax.random.fold_in(key, level), (len(x), layer.width), x.dtype)
+            h = mean + jnp.einsum("pij,jp->ip", safe_cholesky(covariance).lower, noise)
             path.append(h)
         return path
 

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp import means
+from fathomgp.compilation import program
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractPosterior
 from fathomgp.inference._layered import LayeredPosterior
@@ -72,6 +73,7 @@ class PropagatedPosterior(AbstractPosterior):
     correlated: bool = eqx.field(static=True, default=False)
     num_samples: int = eqx.field(static=True, default=1)
 
+    @program
     def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
         """Mean and variance of the last layer; with ``full_cov``, or if asked, sample paths."""
         if full_cov or self.num_samples > 1:
@@ -80,10 +82,11 @@ class PropagatedPosterior(AbstractPosterior):
         mean, variance, _ = propagate(self.model, matched, x, self.correlated)
         return Mixture(jnp.zeros(1, x.dtype), mean[None], diagonal(variance)[None], None)
 
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
         """Draws from the joint posterior of the rows of each call."""
-        return self._paths().sample_functions(key, n)
+        return self._paths().draw_functions(x, key=key, n=n)
 
+    @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Joint draws of every layer."""
         return self._paths().propagate(x, key=key)

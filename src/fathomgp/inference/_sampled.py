@@ -1,11 +1,10 @@
 """The posterior of every algorithm that ends in draws of the whitened inducing values of each layer."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.inference._base import AbstractPosterior
 from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.model import DeepGP, Whitener, condition_on, known
@@ -39,6 +38,7 @@ class SampledPosterior(AbstractPosterior):
         """S, all chains together."""
         return self.energy.size
 
+    @program
     def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
         """A component a draw."""
         parts = self._map(lambda one, key: one.predict_f(x, key=key, full_cov=full_cov), self._pooled(), key)
@@ -46,14 +46,16 @@ class SampledPosterior(AbstractPosterior):
         log_weights = jnp.full(self.num_samples, -jnp.log(float(self.num_samples)), x.dtype)
         return Mixture(log_weights, means, variances, parts.covariances[:, 0] if full_cov else None)
 
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+    @program
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
         """Functions of ``n`` draws, chosen at random, without repetition where there are enough."""
         choice_key, path_key = jax.random.split(key)
         repeats = -(-n // self.num_samples)
         order = jax.random.permutation(choice_key, jnp.tile(jnp.arange(self.num_samples), repeats))[:n]
         chosen = jax.tree.map(lambda leaf: leaf[order], self._pooled())
-        return lambda x: self._map(lambda one, key: one.sample_functions(key, 1)(x)[0], chosen, path_key)
+        return self._map(lambda one, key: one.draw_functions(x, key=key, n=1)[0], chosen, path_key)
 
+    @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Joint draws of every layer, one a draw of v."""
         paths = self._map(lambda one, key: one.propagate(x, key=key), self._pooled(), key)

@@ -6,13 +6,14 @@ Hidden layers by ACA or at the inducing points are another model, of low rank: t
 Drawing what the low rank leaves out, at new inputs but not at the data, would add noise that no datum has shown.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp.compilation import program
 from fathomgp.inference._base import AbstractPosterior
 from fathomgp.inference._stride_hidden import mean_path
 from fathomgp.inference._stride_top import Conditioned
@@ -80,6 +81,7 @@ class STRIDEPosterior(AbstractPosterior):
     low_rank: bool = eqx.field(static=True, default=False)
     num_samples: int = eqx.field(static=True, default=50)
 
+    @program
     def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
         """A component a particle; with ``full_cov`` hidden values are drawn jointly over the rows."""
         log_weights = jnp.full(self.num_samples, -jnp.log(float(self.num_samples)), x.dtype)
@@ -92,18 +94,16 @@ class STRIDEPosterior(AbstractPosterior):
         variances = clamp_variance(jnp.moveaxis(jnp.diagonal(covariances, axis1=1, axis2=2), -1, 1))
         return Mixture(log_weights, means, variances, covariances)
 
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+    @program
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
         """Draws from the joint posterior of the rows of each call; every draw takes one particle."""
+        rounds = -(-n // self.num_samples)
+        draw_key, order_key = jax.random.split(key)
+        draws = jax.lax.map(lambda one: self._joint_draw(x, one)[-1], jax.random.split(draw_key, rounds))
+        order = jax.random.permutation(order_key, rounds * self.num_samples)
+        return draws.reshape(-1, *draws.shape[2:])[order[:n]]
 
-        def draw(x: Float[Array, "N D"]) -> Float[Array, "n N Q"]:
-            rounds = -(-n // self.num_samples)
-            draw_key, order_key = jax.random.split(key)
-            draws = jax.lax.map(lambda one: self._joint_draw(x, one)[-1], jax.random.split(draw_key, rounds))
-            order = jax.random.permutation(order_key, rounds * self.num_samples)
-            return draws.reshape(-1, *draws.shape[2:])[order[:n]]
-
-        return draw
-
+    @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """A joint draw of every layer from every particle."""
         return self._joint_draw(x, key)
@@ -145,7 +145,7 @@ class STRIDEPosterior(AbstractPosterior):
         for level in range(len(self.hidden)):
             given, kernel, inputs, trend = self._conditioning(level, x, values)
             size = len(given.white)
-            noise = jax.random.normal(jax.random.fold_in(key, level), (size, len(x), given.white.shape[2]), x.dtype)
+            noise = _rows_first_normal(jax.random.fold_in(key, level), (size, len(x), given.white.shape[2]), x.dtype)
             parts = jax.tree.map(
                 lambda leaf, size=size: jnp.broadcast_to(leaf, (size, *leaf.shape[1:])),
                 (given.z, given.inverse, inputs),
@@ -170,7 +170,7 @@ class STRIDEPosterior(AbstractPosterior):
         hidden_key, top_key = jax.random.split(key)
         values = self._joint_values(x, hidden_key)
         inputs = self._seen(self.model.depth - 1, x, values[-1])
-        noise = jax.random.normal(top_key, (self.num_samples, len(x), self.top.mean.shape[2]), x.dtype)
+        noise = _rows_first_normal(top_key, (self.num_samples, len(x), self.top.mean.shape[2]), x.dtype)
 
         def draw(parts: tuple[Array, Conditioned, Array]) -> Float[Array, "N Q"]:
             inputs, top, noise = parts
@@ -198,6 +198,12 @@ class STRIDEPosterior(AbstractPosterior):
     ) -> tuple[Float[Array, "N Q"], Float[Array, "Q N N"]]:
         """Mean and covariance between rows of the last layer given one particle."""
         return joint_moments(self.model.layers[-1], Conditional(top.z, top.mean, top.whitening, top.roots), inputs)
+
+
+def _rows_first_normal(key: PRNGKeyArray, shape: tuple[int, int, int], dtype: Any) -> Float[Array, "S N W"]:
+    """Standard normal numbers of which the first rows do not depend on how many rows there are."""
+    samples, rows, width = shape
+    return jnp.swapaxes(jax.random.normal(key, (rows, samples, width), dtype), 0, 1)
 
 
 def _moments(

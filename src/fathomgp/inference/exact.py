@@ -8,7 +8,6 @@ by L-BFGS from the recipe's start and from random restarts around it. The cost i
 """
 
 import math
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -132,6 +131,7 @@ class ExactPosterior(AbstractPosterior):
     alpha: Float[Array, "N P"]
     inverse_factor: Float[Array, "F N N"]
 
+    @program
     def predict_f(self, x: Float[Array, "n D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
         """One Gaussian; ``key`` is not used."""
         layer = self.model.layers[0]
@@ -147,18 +147,16 @@ class ExactPosterior(AbstractPosterior):
         variance = clamp_variance(layer.kernel.diagonal(x)[None] - jnp.sum(explained**2, axis=1))
         return Mixture(log_weights, mean[None], jnp.broadcast_to(variance.T, mean.shape)[None], None)
 
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+    @program
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
         """Draws from the joint posterior of the rows of each call."""
+        predict_key, draw_key = jax.random.split(key)
+        return sample_joint(self.predict_f(x, key=predict_key, full_cov=True), key=draw_key, n=n)
 
-        def draw(x: Float[Array, "N D"]) -> Float[Array, "n N Q"]:
-            predict_key, draw_key = jax.random.split(key)
-            return sample_joint(self.predict_f(x, key=predict_key, full_cov=True), key=draw_key, n=n)
-
-        return draw
-
+    @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """One joint draw of the only layer."""
-        return [self.sample_functions(key, 1)(x)]
+        return [self.draw_functions(x, key=key, n=1)]
 
 
 def log_evidence(model: DeepGP, batch: Batch, *, shared: bool = False) -> Float[Array, ""]:
@@ -205,7 +203,8 @@ def sample_joint(mixture: Mixture, *, key: PRNGKeyArray, n: int) -> Float[Array,
     which = jax.random.categorical(component_key, mixture.log_weights, shape=(n,))
     assert mixture.covariances is not None
     lower = safe_cholesky(jnp.moveaxis(mixture.covariances, -1, 1)).lower
-    noise = jax.random.normal(noise_key, (n, *mixture.means.shape[1:]), mixture.means.dtype)
+    rows, latents = mixture.means.shape[1:]
+    noise = jnp.swapaxes(jax.random.normal(noise_key, (rows, n, latents), mixture.means.dtype), 0, 1)
     # One draw at a time where there are several components: gathering their factors would take n of them.
     if len(mixture.means) == 1:
         return jnp.asarray(mixture.means) + jnp.einsum("qij,sjq->siq", lower[0], noise)

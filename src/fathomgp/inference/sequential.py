@@ -24,7 +24,6 @@ block is learned; the function values at the active inputs count as given. Every
 the sparse online GP.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -345,14 +344,16 @@ class SequentialPosterior(AbstractPosterior):
         """S of a prediction."""
         return self.layered.num_samples
 
+    @program
     def predict_f(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, full_cov: bool = False) -> Mixture:
         """A component a sample path."""
         return self.layered.predict_f(x, key=key, full_cov=full_cov)
 
-    def sample_functions(self, key: PRNGKeyArray, n: int) -> Callable[[Float[Array, "N D"]], Float[Array, "n N Q"]]:
+    def draw_functions(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
         """Draws from the joint posterior of the rows of each call."""
-        return self.layered.sample_functions(key, n)
+        return self.layered.draw_functions(x, key=key, n=n)
 
+    @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Joint draws of every layer."""
         return self.layered.propagate(x, key=key)
