@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
+from fathomgp.data import ArraySource
 from fathomgp.errors import DataError, SettingError
+from fathomgp.fitting import fit_model
+from fathomgp.inference import DSVI
 from fathomgp.likelihoods import (
     LIKELIHOODS,
     Bernoulli,
@@ -18,6 +21,7 @@ from fathomgp.likelihoods import (
     likelihood_from_name,
 )
 from fathomgp.likelihoods.testing import CHECKS, check_likelihood, latents_and_targets
+from fathomgp.model import build_model
 
 LIKELIHOOD_CASES = {
     "gaussian": lambda: Gaussian(0.2),
@@ -193,6 +197,27 @@ def test_robustmax_probabilities(rng):
         np.testing.assert_allclose(eqx.filter_jit(likelihood.expected_log_prob)(*args, y)[:, 0], elbo, atol=2e-3)
 
 
+@pytest.mark.parametrize("K", [2, 3, 10])
+def test_robustmax_with_latents_of_any_width(rng, K):
+    # Gauss-Hermite nodes of the chosen latent step over narrower ones: 0.523 for 0.587, and sums of 0.93 to 1.04.
+    mean, sd = rng.uniform(-2.0, 2.0, size=(40, K)), 10.0 ** rng.uniform(-3.0, 0.5, size=(40, K))
+
+    def wins(m, s):
+        x = np.unique(np.concatenate([m[:, None] + s[:, None] * np.linspace(-9.0, 9.0, 2001)]).ravel())
+        z = (0.5 * (x[1:] + x[:-1])[:, None] - m) / s
+        mass, beaten = np.diff(special.ndtr((x[:, None] - m) / s), axis=0), special.ndtr(z)
+        return [np.sum(mass[:, c] * np.prod(np.delete(beaten, c, axis=1), axis=1)) for c in range(K)]
+
+    likelihood = RobustMax(K, epsilon=1e-3)
+    expected = 1e-3 / (K - 1) + (1 - 1e-3 - 1e-3 / (K - 1)) * np.array(
+        [wins(*row) for row in zip(mean, sd, strict=True)]
+    )
+    args = jnp.asarray(mean), jnp.asarray(sd**2)
+    np.testing.assert_allclose(jax.jit(likelihood.probabilities)(*args), expected, atol=1e-4)
+    log_z = jax.jit(jax.vmap(lambda y: likelihood.log_z(*args, jnp.full((40, 1), y))))(jnp.arange(float(K)))
+    np.testing.assert_allclose(np.exp(log_z[:, :, 0]).T, expected, atol=1e-4)
+
+
 def test_softmax_probabilities_with_the_default_points(rng):
     """Two classes are one logistic: the only case with an easy exact answer."""
     mean, variance = rng.normal(size=(6, 2)), rng.uniform(0.1, 1.0, size=(6, 2))
@@ -243,6 +268,30 @@ def test_noise_has_a_lower_bound():
 def test_bad_targets_are_named(likelihood, bad, match):
     with pytest.raises(DataError, match=match):
         likelihood.check_targets(np.array([[0.0], [np.nan], [bad]]))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "match"),
+    [
+        (Gaussian(np.array([0.1])), 2, r"Gaussian's variance has the shape \(1,\), but there are 2 outputs: give one"),
+        (Gaussian(np.array([0.1, 0.2])), 1, "there is one output"),
+        (HeteroscedasticGaussian(np.zeros(3)), 2, "HeteroscedasticGaussian's offset has the shape"),
+        (StudentT(np.array([4.0]), 0.1), 2, "StudentT's df has the shape"),
+        (StudentT(4.0, np.full((2, 1), 0.1)), 2, "StudentT's scale has the shape"),
+    ],
+)
+def test_parameters_of_another_size_than_the_outputs_are_refused(likelihood, outputs, match):
+    # Gaussian([0.1]) with two outputs ended in a loop's error about shapes.
+    with pytest.raises(SettingError, match=match):
+        build_model(np.zeros((3, 1)), likelihood, outputs)
+
+
+def test_an_algorithm_is_given_no_likelihood_of_another_size(key):
+    x = np.linspace(0.0, 1.0, 5)[:, None]
+    model = build_model(x, Gaussian(0.1), 2, num_inducing=2)
+    model = eqx.tree_at(lambda model: model.likelihood, model, Gaussian(np.array([0.1])))
+    with pytest.raises(SettingError, match="there are 2 outputs"):
+        fit_model(DSVI(), model, ArraySource(x, np.zeros((5, 2))), key=key)
 
 
 def test_registry():

@@ -26,6 +26,13 @@ def hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache
+def legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Legendre nodes and weights on [0, 1], on the host."""
+    nodes, weights = np.polynomial.legendre.leggauss(num_nodes)
+    return 0.5 * (nodes + 1.0), 0.5 * weights
+
+
+@functools.lru_cache
 def sobol_normal(dimension: int, num_points: int) -> np.ndarray:
     """Antithetic shifted Sobol points with unit covariance, on the host."""
     # scipy.stats costs half a second to import: only those who need the points pay for it.

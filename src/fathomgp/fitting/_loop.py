@@ -32,6 +32,7 @@ from fathomgp.fitting._guard import STOP_AFTER, Guard, guarded, new_guard
 from fathomgp.fitting._progress import Callback, Reporter
 from fathomgp.fitting._stopping import EarlyStopping
 from fathomgp.inference import AbstractInference, AbstractInfo, AbstractPosterior, Phase
+from fathomgp.likelihoods import refuse_sizes
 from fathomgp.model import DeepGP
 from fathomgp.notices import collect, in_this_context, tell
 from fathomgp.precision import default_float, refuse_forked
@@ -87,6 +88,7 @@ def fit_model(
         callbacks: called after every chunk; one that raises is dropped with a warning.
         verbose: progress bar: yes, no, or (``None``) on a terminal only.
     """
+    refuse_sizes(model.likelihood, source.num_outputs)
     if not inference.separates and any(layer.separate for layer in model.layers):
         raise SettingError(
             f"{type(inference).__name__} cannot work with outputs that have kernels of their own: "

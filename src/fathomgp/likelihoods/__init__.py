@@ -6,6 +6,7 @@ likelihoods of your own too.
 
 from fathomgp.likelihoods._base import AbstractLikelihood as AbstractLikelihood
 from fathomgp.likelihoods._bernoulli import Bernoulli as Bernoulli
+from fathomgp.likelihoods._checks import refuse_sizes as refuse_sizes
 from fathomgp.likelihoods._classes import AbstractClassLikelihood as AbstractClassLikelihood
 from fathomgp.likelihoods._gaussian import Gaussian as Gaussian
 from fathomgp.likelihoods._gaussian import HeteroscedasticGaussian as HeteroscedasticGaussian

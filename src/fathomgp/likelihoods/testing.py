@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp.errors import DataError
 from fathomgp.likelihoods._base import AbstractLikelihood
+from fathomgp.likelihoods._classes import AbstractClassLikelihood
 from fathomgp.parameters import cast, partition
 
 _ROWS = 4096
@@ -51,6 +52,20 @@ def check_normalised(likelihood: AbstractLikelihood, num_outputs: int, key: PRNG
         _close(mass.sum(0), 1.0, 1e-3, f"the total of exp({name}) over y")
         _close((mass * grid).sum(0), average, 5e-3, "the predictive mean")
         _close((mass * (grid - average) ** 2).sum(0), second, 2e-2, "the predictive variance")
+
+
+def check_classes(likelihood: AbstractLikelihood, num_outputs: int, key: PRNGKeyArray) -> None:
+    """Over the classes ``exp(log_z)`` is the predictive probability and sums to one, whatever the latent variances."""
+    if not isinstance(likelihood, AbstractClassLikelihood):
+        return
+    width = likelihood.num_latents(1)
+    mean = jax.random.uniform(key, (20, width), np.float64, -2.0, 2.0)
+    log_variance = jax.random.uniform(jax.random.fold_in(key, 9), mean.shape, np.float64, -12.0, 3.0)
+    labels = np.broadcast_to(np.arange(float(likelihood.num_classes))[:, None, None], (likelihood.num_classes, 20, 1))
+    table = np.exp(_on_grid(likelihood, mean, jnp.exp(log_variance), labels)["log_z"])[:, :, 0].T
+    probabilities = jax.jit(likelihood.probabilities)(mean, jnp.exp(log_variance))
+    _close(table.sum(axis=1), 1.0, 1e-6, "the total of exp(log_z) over the classes")
+    _close(table, probabilities, 1e-6, "exp(log_z) of every class beside the predictive probability")
 
 
 def check_cdf(likelihood: AbstractLikelihood, num_outputs: int, key: PRNGKeyArray) -> None:
@@ -175,6 +190,7 @@ CHECKS: dict[str, Callable[[AbstractLikelihood, int, PRNGKeyArray], None]] = {
     check.__name__.removeprefix("check_"): check
     for check in (
         check_normalised,
+        check_classes,
         check_cdf,
         check_no_variance,
         check_log_z,

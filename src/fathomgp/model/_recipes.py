@@ -8,7 +8,7 @@ import numpy as np
 
 from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, kernel_from_name
-from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.likelihoods import AbstractLikelihood, refuse_sizes
 from fathomgp.means import AbstractMean, Zero
 from fathomgp.model._architectures import AbstractArchitecture, find_architecture
 from fathomgp.model._deep import DeepGP, Layer, separate_outputs
@@ -103,6 +103,7 @@ def build_model(
         seed: of k-means.
     """
     chosen, joined = _find_recipe(recipe), find_architecture(architecture)
+    refuse_sizes(likelihood, num_outputs)
     if depth < 1:
         raise SettingError(f"depth counts GP layers and must be at least 1, but it is {depth}.")
     input_dim = x.shape[1]
