@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all lint format bench clean
+.PHONY: install demo test test-all faults lint format bench clean
 
 install: $(STAMP)
 
@@ -23,6 +23,10 @@ test: $(STAMP)
 # With the tests that compile longest.
 test-all: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or not slow"
+
+# The long campaign of faults: hours; started again, it goes on. See docs/reliability.md.
+faults: $(STAMP)
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 nice -n 15 $(BIN)/python tests/faults/long.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -180,3 +180,17 @@ def damaged(data: bytes, rng: np.random.Generator) -> bytes:
         case _:
             noise = rng.bytes(16)
             return data[:at] + noise + data[at + 16 :] if data[at : at + 16] != noise else data[:at]
+
+
+def test_an_online_gp_of_the_first_release_gets_a_root_of_its_inverse(rng):
+    active = np.array([True, False, True, True])
+    Q = np.zeros((4, 4))
+    roots = rng.normal(size=(3, 3))
+    Q[np.ix_(active, active)] = roots @ roots.T
+    arrays = {"Q": Q, "w": np.zeros((4, 1))}
+    fields = {"inverse": {"is": "jax", "at": "Q"}, "weights": {"is": "jax", "at": "w"}}
+    _first_format._give_online_gp_a_root(fields, arrays)
+    V = arrays[fields["root"]["at"]]
+    assert np.allclose(V.T @ V, Q)
+    assert not V[1].any()
+    assert list(arrays) == ["Q"]

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fathomgp import DeepGPRegressor, load
+from fathomgp import DeepGPClassifier, DeepGPRegressor, load
 from fathomgp.errors import ModelFileError
 from tampering import read_description, write_description
 
@@ -75,6 +75,7 @@ CHANGES = {
     "a field too few": lambda d, c, p, f: f["posterior_"]["fields"].pop("alpha"),
     "fewer inputs than the model": lambda d, c, p, f: f.update(n_features_in_=7),
     "inputs without end": lambda d, c, p, f: f.update(n_features_in_=10**12),
+    "a number of 40 digits": lambda d, c, p, f: f.update(_seed=10**40),
     "an enormous number": lambda d, c, p, f: f.update(fit_seconds_={"is": "float", "hex": "0x1p99999"}),
     "an estimator that is a list": lambda d, c, p, f: c["items"].update(estimator=["x"]),
     "an unknown kind": lambda d, c, p, f: f.update(_seed={"is": "pickle", "bytes": "x"}),
@@ -108,6 +109,24 @@ def test_a_file_cannot_ask_for_memory_that_it_does_not_fill(saved, tmp_path, fla
         assert tracemalloc.get_traced_memory()[1] < 100e6
     finally:
         tracemalloc.stop()
+
+
+def test_a_model_that_would_take_all_memory_is_refused(tmp_path, flag_off):
+    X = np.linspace(0.0, 1.0, 12)[:, None]
+    settings = {"num_inducing": 3, "max_iter": 1, "random_state": 0, "verbose": False}
+    DeepGPClassifier("dsvi", depth=1, likelihood="softmax", **settings).fit(X, np.arange(12) % 3).save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    description = read_description(path)
+    fields = description["content"]["items"]["fitted"]["items"]["posterior_"]["fields"]
+    likelihood = fields["model"]["fields"]["likelihood"]["fields"]
+    for place, name, wrong in ((likelihood, "num_points", 10**9), (likelihood, "num_points", 2**20)):
+        right, place[name] = place[name], wrong
+        write_description(path, description)
+        with pytest.raises(ModelFileError, match=r"num_points must be at most|would take arrays of [\d,]+ numbers"):
+            load(tmp_path)
+        place[name] = right
+    write_description(path, description)
+    load(tmp_path)
 
 
 def test_arrays_that_do_not_fit_together_are_refused(saved, tmp_path, flag_off):

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,6 +25,9 @@ _COUNTS = int | None | list[int | None] | tuple[int | None, ...]
 _KERNELS = str | AbstractKernel
 #: Rows of the prediction that is traced: a number of which nothing in a model is likely to have as many.
 _TRACED_ROWS = 17
+#: Numbers that an array of that prediction may hold, beside so many times those of the file: ten times what models with
+#: hundreds of samples, inducing points and outputs take.
+_ALWAYS_ALLOWED, _TIMES_HELD = 2**24, 100
 #: What a file's parameters may be. Functions and places to write to are not taken from files.
 _PARAMETERS: dict[str, Any] = {
     "method": str | AbstractInference,
@@ -90,10 +94,26 @@ def _check_fit(estimator: Any, path: str | os.PathLike) -> None:
         raise ModelFileError(f"{path} has {width} inputs, but scales for {widths[0]}: restore it from a copy.")
     x, scale = jax.ShapeDtypeStruct((_TRACED_ROWS, width), estimator._dtype), estimator.y_scaler_.scale
     try:
-        jax.eval_shape(functools.partial(_mean, estimator.posterior_, jnp.asarray(scale)), x)
+        program = jax.make_jaxpr(functools.partial(_mean, estimator.posterior_, jnp.asarray(scale)))(x)
+        held = sum(leaf.size for leaf in jax.tree.leaves(estimator.posterior_) if isinstance(leaf, jax.Array))
+        largest = _largest_array(program.jaxpr)
+        if largest > _ALWAYS_ALLOWED + _TIMES_HELD * held:
+            raise ModelFileError(f"{_TRACED_ROWS} rows would take arrays of {largest:,} numbers")
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelFileError(f"{path} holds parts that do not fit together ({reason}): restore it.") from error
+
+
+def _largest_array(program: Any) -> int:
+    """How many numbers the largest array holds that a traced program makes."""
+    sizes = [getattr(variable.aval, "size", 1) for step in program.eqns for variable in step.outvars]
+    inner = [part for step in program.eqns for part in jax.tree.leaves(list(step.params.values()), is_leaf=_is_program)]
+    sizes += [_largest_array(getattr(part, "jaxpr", part)) for part in inner if _is_program(part)]
+    return max(sizes, default=0)
+
+
+def _is_program(part: Any) -> bool:
+    return isinstance(part, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))
 
 
 def _mean(posterior: AbstractPosterior, scale: jax.Array, x: jax.Array) -> jax.Array:

@@ -9,9 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fathomgp._rules import normal_points
+from fathomgp.errors import SettingError
 from fathomgp.likelihoods._classes import AbstractClassLikelihood, check_num_classes, one_hot
 from fathomgp.likelihoods._special import safe_sqrt
 from fathomgp.tags import tagged
+
+#: More points than this cost seconds to place and gain nothing that could be seen.
+_MOST_POINTS = 1 << 20
 
 
 @tagged("likelihood/softmax")
@@ -34,6 +38,10 @@ class Softmax(AbstractClassLikelihood):
         self.num_classes = check_num_classes(num_classes)
         smallest = 1 << (4 * num_classes - 1).bit_length()
         self.num_points = max(128, smallest) if num_points is None else max(int(num_points), smallest)
+
+    def __check_init__(self):
+        if not 1 <= self.num_points <= _MOST_POINTS:
+            raise SettingError(f"num_points must be at most {_MOST_POINTS:,}, but it is {self.num_points:,}.")
 
     def num_latents(self, num_outputs: int) -> int:
         """K latent functions an output."""

@@ -9,6 +9,8 @@ import re
 import time
 from typing import Any
 
+import numpy as np
+
 from fathomgp.errors import ModelFileError
 from fathomgp.persistence._container import Arrays, check_format, parse, read_tensors
 
@@ -36,7 +38,13 @@ class FirstFormat:
                 f"{self.directory / body['arrays']} is damaged (its digest does not match {self.path.name}): restore "
                 "it from a copy."
             )
-        return _in_todays_words(body.get("content")), read_tensors(blob, self.path)
+        arrays = read_tensors(blob, self.path)
+        try:
+            return _in_todays_words(body.get("content"), arrays), arrays
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ModelFileError):
+                raise
+            raise ModelFileError(f"{self.path} is damaged: {type(error).__name__} {str(error)[:200]}.") from None
 
     def remove(self) -> None:
         """Take away what a newer file has replaced, and what killed writers left."""
@@ -84,22 +92,41 @@ def _read(path: pathlib.Path) -> bytes:
         raise ModelFileError(f"{path} cannot be read ({os.strerror(error.errno or 0)}): check the path.") from None
 
 
-def _in_todays_words(spec: Any) -> Any:
-    """Tags instead of the names of modules, and kinds of strings instead of types of a width."""
+def _in_todays_words(spec: Any, arrays: Arrays) -> Any:
+    """Tags instead of the names of modules, kinds of strings instead of types of a width, and today's fields."""
     if isinstance(spec, list):
-        return [_in_todays_words(item) for item in spec]
+        return [_in_todays_words(item, arrays) for item in spec]
     if not isinstance(spec, dict):
         return spec
-    words = {key: _in_todays_words(value) for key, value in spec.items()}
+    words = {key: _in_todays_words(value, arrays) for key, value in spec.items()}
     match words.get("is"):
         case "object" if isinstance(words.get("class"), str):
             name = words.pop("class")
             words["tag"] = TAGS.get(name, name)
+            if words["tag"] in _CHANGED:
+                _CHANGED[words["tag"]](words["fields"], arrays)
         case "strings" if isinstance(words.get("dtype"), str):
             words["kind"] = words.pop("dtype").strip("|<>=")[:1]
     return words
 
 
+def _give_online_gp_a_root(fields: dict[str, Any], arrays: Arrays) -> None:
+    """0.1 kept Q = V^T V and Q mu where V is kept now."""
+    arrays.pop(fields.pop("weights")["at"])
+    place = fields.pop("inverse")
+    Q = arrays[place["at"]]
+    values, vectors = np.linalg.eigh(Q)
+    # Slots that are not active hold zeros in Q; so do rows and columns of V.
+    active = np.diagonal(Q) > 0.0
+    V = np.zeros_like(Q)
+    V[active] = (np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T)[np.argsort(values)[len(Q) - active.sum() :]]
+    V[:, ~active] = 0.0
+    arrays[place["at"]] = V
+    fields["root"] = place
+
+
+#: Classes whose fields have changed since 0.1.
+_CHANGED = {"sequential/online-gp": _give_online_gp_a_root}
 #: What 0.1 called the classes that have tags now.
 TAGS = {
     "fathomgp.data._scaling.Standardizer": "data/standardizer",

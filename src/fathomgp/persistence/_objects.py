@@ -19,6 +19,7 @@ from fathomgp.tags import class_of, tag_of
 
 #: How deep objects may be nested.
 _MOST_DEPTH = 100
+_LARGEST = 2**64 - 1
 
 
 def describe(content: Any) -> tuple[Any, Arrays]:
@@ -100,6 +101,8 @@ def _rebuild(spec: Any, arrays: Arrays, path: str, depth: int) -> Any:
 
     if depth > _MOST_DEPTH:
         raise ModelFileError(f"{path[:80]}... is nested more than {_MOST_DEPTH} deep.")
+    if isinstance(spec, int) and abs(spec) > _LARGEST:
+        raise ModelFileError(f"{path} is a whole number of more than 64 bits: the file is damaged.")
     if spec is None or isinstance(spec, (bool, str, int)):
         return spec
     if isinstance(spec, list):
@@ -183,6 +186,9 @@ def _rebuild_object(spec: dict[str, Any], arrays: Arrays, path: str, inner: Inne
         if name in given:
             check_type(item, types.get(name, Any), f"{path}.{name}")
         object.__setattr__(value, name, item)
+    for ancestor in cls.__mro__:
+        if "__check_init__" in vars(ancestor):  # what equinox calls after the constructor, which did not run
+            vars(ancestor)["__check_init__"](value)
     return value
 
 
