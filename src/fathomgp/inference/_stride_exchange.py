@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from fathomgp.data import Batch
 from fathomgp.inference._stride_top import Top, members, residuals
-from fathomgp.inference.exact import gaussian_noise
+from fathomgp.inference.exact import gaussian_noise, output_groups
 from fathomgp.linalg import SparseBound, birth_scores, death_scores, sparse_bound
 from fathomgp.model import DeepGP
 
@@ -107,29 +107,22 @@ def particle_bound(
     inducing: Int[Array, " M"],
     active: Bool[Array, " M"],
 ) -> SparseBound:
-    """F_V of one particle; rows without an observation are taken out, a single missing output counts as its mean."""
-    kernel, weight, z = model.layers[-1].kernel, members(top, batch), jnp.take(h, inducing, axis=0)
-    noise = jnp.mean(gaussian_noise(model, batch.y.shape[1]))
-    return sparse_bound(
-        kernel(z),
-        kernel(z, h) * weight[None, :],
-        kernel.diagonal(h) * weight,
-        residuals(model, batch, h),
-        noise,
-        active=active,
-    )
+    """F_V of one particle, every output with its own noise and in the rows where it was measured."""
+    kernel, z = model.layers[-1].kernel, jnp.take(h, inducing, axis=0)
+    noise = gaussian_noise(model, batch.y.shape[1])
+    outputs = output_groups(residuals(model, batch, h), batch.observed, noise, shared=top.shared)
+    return sparse_bound(kernel(z), kernel(z, h), kernel.diagonal(h), *outputs, active=active)
 
 
 def _births(
     now: SparseBound, model: DeepGP, top: Top, batch: Batch, h: Float[Array, "N F"], candidates: Int[Array, " J"]
 ) -> Float[Array, " J"]:
     """Gains of one particle; rows without an observation cannot be born."""
-    weight = members(top, batch)
 
     def block(rows: Int[Array, " C"], columns: Int[Array, " B"]) -> Float[Array, "C B"]:
-        return model.layers[-1].kernel(jnp.take(h, rows, axis=0), jnp.take(h, columns, axis=0)) * weight[columns][None]
+        return model.layers[-1].kernel(jnp.take(h, rows, axis=0), jnp.take(h, columns, axis=0))
 
-    return jnp.where(weight[candidates] > 0.0, birth_scores(now, candidates, block), -jnp.inf)
+    return jnp.where(members(top, batch)[candidates] > 0.0, birth_scores(now, candidates, block), -jnp.inf)
 
 
 def draw_candidates(

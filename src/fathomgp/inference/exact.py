@@ -256,6 +256,17 @@ def gaussian_noise(model: DeepGP, num_outputs: int) -> Float[Array, " P"]:
     return jnp.broadcast_to(model.likelihood.variance.value, (num_outputs,))
 
 
+def output_groups(
+    residuals: Float[Array, "N P"], observed: Bool[Array, "N P"], noise: Float[Array, " P"], *, shared: bool
+) -> tuple[Float[Array, "G N R"], Float[Array, "G N"]]:
+    """Outputs that one factorisation serves, a group at a time, and the noise variance of every row of a group.
+
+    It is infinite where the group was not measured. All outputs are one group when ``shared``, else each is its own.
+    """
+    columns, rows = (residuals[None], observed.T[:1]) if shared else (residuals.T[:, :, None], observed.T)
+    return columns, jnp.where(rows, noise[: len(rows), None], jnp.inf)
+
+
 def noise_is_shared(model: DeepGP) -> bool:
     """Whether one noise variance serves all outputs."""
     assert isinstance(model.likelihood, Gaussian)

@@ -28,7 +28,7 @@ from fathomgp.inference._lbfgs import (
     lbfgs_init,
     lbfgs_step,
 )
-from fathomgp.inference.exact import check_one_gaussian_layer, gaussian_noise, noise_is_shared
+from fathomgp.inference.exact import check_one_gaussian_layer, gaussian_noise, noise_is_shared, output_groups
 from fathomgp.kernels import AbstractKernel
 from fathomgp.linalg import (
     Factor,
@@ -233,15 +233,16 @@ def greedy_inducing(
     """Inducing inputs chosen among the data, one birth after the other, hyperparameters fixed.
 
     Scores use ``num_rows`` random rows and ``num_candidates`` of them as candidates, at the most, or as many as there
-    are to be inducing points; a missing output counts as its mean.
+    are to be inducing points.
     """
     rows_key, candidates_key = jax.random.split(key)
     subset = data.subset(max(num_rows, num_inducing), seed=int(jax.random.bits(rows_key, dtype=jnp.uint32)))
     x, y, observed = (jnp.asarray(part) for part in subset)
     candidates = jax.random.permutation(candidates_key, len(x))[: max(num_candidates, num_inducing)]
     residual = jnp.where(observed, y - model.layers[0].mean(x), 0.0)
-    noise = jnp.mean(gaussian_noise(model, y.shape[1]))
-    chosen = _greedy_births(model.layers[0].kernel, x, residual, noise, candidates, min(num_inducing, len(x)))
+    shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
+    outputs = output_groups(residual, observed, gaussian_noise(model, y.shape[1]), shared=shared)
+    chosen = _greedy_births(model.layers[0].kernel, x, *outputs, candidates, min(num_inducing, len(x)))
     return x[chosen]
 
 
@@ -249,8 +250,8 @@ def greedy_inducing(
 def _greedy_births(
     kernel: AbstractKernel,
     x: Float[Array, "N D"],
-    residual: Float[Array, "N P"],
-    noise: Float[Array, ""],
+    residual: Float[Array, "G N R"],
+    noise: Float[Array, "G N"],
     candidates: Int[Array, " J"],
     num_inducing: int,
 ) -> Int[Array, " M"]:
