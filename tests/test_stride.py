@@ -17,7 +17,7 @@ from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.fitting import _loop, fit_model
 from fathomgp.inference import STRIDE, _stride_top, stride
-from fathomgp.inference._mcmc import SAMPLERS
+from fathomgp.inference._mcmc import SAMPLERS, Chains
 from fathomgp.inference._stride_exchange import Share, _births, draw_candidates, exchange, particle_bound
 from fathomgp.inference._stride_hidden import (
     _apply_lower,
@@ -262,6 +262,33 @@ def test_exchanges_see_the_layers_that_learned_hyperparameters_make(kind, rng, k
     now = float(value(state.inducing))
     assert float(new.gain) == pytest.approx(float(value(new.inducing)) - now, abs=1e-5)
     assert float(new.before) == pytest.approx(now, abs=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_particle_at_an_impossible_point_holds_no_other_back(sampler, rng, key):
+    x = rng.uniform(-2.0, 2.0, size=(30, 1))
+    model, source = build_model(x, Gaussian(0.1), 1, depth=2, num_inducing=6), ArraySource(x, np.sin(3 * x))
+    inference = STRIDE(particles=4, candidates=20, sampler=sampler, shallow_rounds=0, hyper_steps=1)
+    sample, choose = inference.plan(30, None)[:2]
+    batch = source.everything()
+    state = inference.enter(sample, inference.init(model, source, key=key), source, key=key)
+    white = state.particles.chains.white.at[2].set(jnp.nan)
+    lost = Chains(white, state.particles.chains.value.at[2].set(-jnp.inf), state.particles.chains.gradient)
+    state = eqx.tree_at(lambda s: s.particles.chains, state, lost)
+    move, moved = eqx.filter_jit(lambda state, key: inference.step(sample, state, batch, key=key)), state
+    for i in range(15):
+        moved, info = move(moved, jax.random.fold_in(key, i))
+        assert bool(info.ok)
+    assert np.all(np.asarray(moved.particles.chains.white[jnp.asarray([0, 1, 3])]) != 0.0)
+    chosen, info = eqx.filter_jit(lambda: inference.step(choose, state, batch, key=key))()
+    assert bool(info.ok)
+    assert float(info.gain) > 0.0
+    found = inference.enter(sample, chosen, source, key=key).particles.chains  # in the place of one that is possible
+    assert np.all(np.isfinite(found.value))
+    assert any(np.array_equal(found.white[2], found.white[other]) for other in (0, 1, 3))
+    nowhere = eqx.tree_at(lambda s: s.particles.chains.value, state, jnp.full(4, -jnp.inf))
+    nowhere = eqx.tree_at(lambda s: s.particles.chains.white, nowhere, jnp.full_like(white, jnp.nan))
+    assert not bool(move(nowhere, key)[1].ok)
 
 
 def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from fathomgp.data import Batch
-from fathomgp.inference._stride_top import Top, members, residuals
+from fathomgp.inference._stride_top import Top, mean_of_possible, members, residuals
 from fathomgp.inference.exact import gaussian_noise, output_groups
 from fathomgp.linalg import SparseBound, birth_scores, death_scores, sparse_bound
 from fathomgp.model import DeepGP
@@ -83,7 +83,7 @@ def exchange(
         return now.value, death_scores(now)
 
     values, losses = each(deaths)
-    loss = jnp.mean(losses, axis=0)
+    loss = mean_of_possible(losses, values)
     out = jnp.argmax(loss)
     candidates = draw_candidates(members(top, batch), inducing, num_candidates, key=key)
     own = candidates if share is None else share.of(candidates)
@@ -94,9 +94,9 @@ def exchange(
         without = particle_bound(model, top, batch, h, inducing, stay)
         return _births(without, model, top, batch, h, own)
 
-    gains = jnp.mean(each(births), axis=0)
+    gains = mean_of_possible(each(births), values)
     best = jnp.argmax(gains)
-    return Exchanged(inducing.at[out].set(own[best]), loss[out] + gains[best], jnp.mean(values))
+    return Exchanged(inducing.at[out].set(own[best]), loss[out] + gains[best], mean_of_possible(values, values))
 
 
 def particle_bound(

@@ -125,8 +125,13 @@ def way_and_log_likelihood(
         return jnp.asarray(False), log_likelihood(model, top, batch, sight, inducing, white)
     z, factor = _factorise(model, sight, inducing)
     quick, sure = (_collapsed(model, top, batch, sight, z, factor.lower, raw=way) for way in (True, False))
-    raw = jnp.mean(jnp.abs(quick - sure)) <= _TOLERANCE
+    raw = mean_of_possible(jnp.abs(quick - sure), sure) <= _TOLERANCE
     return raw, jnp.where(raw, quick, sure)
+
+
+def mean_of_possible(figures: Float[Array, "S ..."], values: Float[Array, " S"]) -> Float[Array, "..."]:
+    """The mean over the particles with a finite likelihood ``values``; NaN where there is none."""
+    return jnp.mean(figures, axis=0, where=jnp.isfinite(values).reshape(-1, *[1] * (figures.ndim - 1)))
 
 
 def bound(model: DeepGP, top: Top, batch: Batch, sight: Sight, inducing: Int[Array, " M"]) -> Float[Array, " S"]:

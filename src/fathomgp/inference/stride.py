@@ -57,7 +57,14 @@ from fathomgp.inference._stride_hidden import (
 )
 from fathomgp.inference._stride_posterior import Given, STRIDEPosterior, Trace
 from fathomgp.inference._stride_start import neutral_path, shallow_start, without_inducing
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, way_and_log_likelihood
+from fathomgp.inference._stride_top import (
+    Top,
+    bound,
+    condition_top,
+    log_likelihood,
+    mean_of_possible,
+    way_and_log_likelihood,
+)
 from fathomgp.inference.exact import noise_is_shared
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_cholesky
@@ -318,7 +325,7 @@ class STRIDE(AbstractInference):
             accepted=old.accepted.at[:, slot].set(moves.acceptance),
             nonfinite=old.nonfinite + moves.nonfinite,
         )
-        objective = -jnp.mean(chains.value) / batch.num_data
+        objective = -mean_of_possible(chains.value, chains.value) / batch.num_data
         rejected, gain = jnp.sum(moves.nonfinite), jnp.zeros_like(objective)
         info = _info(objective, jnp.mean(moves.acceptance), old.log_size, rejected, gain)
         return eqx.tree_at(lambda s: (s.particles, s.tick), state, (new, state.tick + 1)), info
@@ -429,8 +436,10 @@ def _complete_data(model: DeepGP, state: STRIDEState, batch: Batch) -> Float[Arr
     below, above = _parts(state, state.particles.chains.white)
     view = sight(model, hidden, batch.x, below)
     if state.top.kind == "collapsed":
-        return jnp.mean(bound(model, state.top, batch, view, state.inducing))
-    return jnp.mean(log_likelihood(model, state.top, batch, view, state.inducing, above, raw=state.raw))
+        values = bound(model, state.top, batch, view, state.inducing)
+    else:
+        values = log_likelihood(model, state.top, batch, view, state.inducing, above, raw=state.raw)
+    return mean_of_possible(values, values)
 
 
 def _parts(state: STRIDEState, white: Float[Array, "S n"]) -> tuple[Float[Array, "S a"], Float[Array, "S b"]]:
@@ -513,13 +522,21 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
         anchors = _anchors(method, model, batch, inputs, state.inducing, len(old.anchors))
         hidden = prepare_hidden(model, x, anchors, method.hidden)
         below = whitened(model, hidden, x, _moved(model, old, hidden, x, values))
-    white = jnp.concatenate([below, above], axis=1)
     raw, value = way_and_log_likelihood(model, state.top, batch, sight(model, hidden, x, below), state.inducing, above)
+    donor = _possible_ones(value)
+    white, value = jnp.concatenate([below, above], axis=1)[donor], value[donor]
     state = eqx.tree_at(lambda s: (s.hidden, s.raw), state, (hidden, raw))
     # Phi is known at this point; only its gradient has to be asked for.
     target = _target(state, batch) if method.sampler == "mala" else lambda _: value
     chains = SAMPLERS[method.sampler].begin(target, white)
     return eqx.tree_at(lambda s: s.particles.chains, state, chains)
+
+
+def _possible_ones(value: Float[Array, " S"]) -> Int[Array, " S"]:
+    """The number of every particle, but those of possible ones for particles without a finite likelihood."""
+    possible, numbers = jnp.isfinite(value), jnp.arange(len(value))
+    turn = numbers % jnp.maximum(jnp.sum(possible), 1)
+    return jnp.where(possible, numbers, jnp.argsort(~possible, stable=True)[turn])
 
 
 def _moved(model: DeepGP, old: Hidden, new: Hidden, x: Float[Array, "N D"], values: Values) -> Values:
