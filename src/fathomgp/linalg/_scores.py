@@ -159,7 +159,8 @@ def death_scores(bound: SparseBound) -> Float[Array, " M"]:
     With ``A = K_mm + S``, ``S = K_mn W K_nm``, ``a = K_mn W Y``, by the inverse of a matrix without one row, a group of
     R outputs loses
 
-        change = -1/2 [ R log (A^-1)_ii - R log (K^-1)_ii + |(A^-1 a)_i|^2 / (A^-1)_ii + R (K^-1 S K^-1)_ii / (K^-1)_ii ]
+        change = -1/2 [ R log (A^-1)_ii - R log (K^-1)_ii + |(A^-1 a)_i|^2 / (A^-1)_ii
+                        + R (K^-1 S K^-1)_ii / (K^-1)_ii ]
 
     It costs M^3 beyond the bound. A is never formed: ``A^-1 = U^T U`` with ``U = L_B^-1 Lz^-1``.
     """
