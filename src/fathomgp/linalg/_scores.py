@@ -105,8 +105,9 @@ def sparse_bound(
         value = 0.5 * (jnp.sum(explained**2) - jnp.sum(Y * weighted) - slack)
         return value, precision, weighted, lower, whitening, explained
 
-    value, *pieces = _each_group(of_group, (Y, noise))
-    return SparseBound(jnp.sum(value), factor, inverse, V, knn_diag, *pieces, active)
+    value, precision, weighted, lower, whitening, explained = _each_group(of_group, (Y, noise))
+    whole = jnp.sum(value)
+    return SparseBound(whole, factor, inverse, V, knn_diag, precision, weighted, lower, whitening, explained, active)
 
 
 def collapsed_bound(
