@@ -1,5 +1,6 @@
 """Diagnostics of samplers: known chains get the right verdict, ArviZ gets the right shapes, Gaussians pass."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from fathomgp import DeepGPRegressor, load
 from fathomgp.diagnostics import convergence, describe_chains, kurtosis_p_values, latent_draws, to_arviz
 from fathomgp.errors import DataError, SettingError
 from fathomgp.inference import SGHMC, STRIDE
+from fathomgp.inference._stride_posterior import Trace
 from fathomgp.plots import plot_chains
 
 QUICK = SGHMC(burn_in=6, sampling=20, draws=10, chains=2, batch_size=16, window=4, shallow_start=False)
@@ -109,10 +111,20 @@ def test_particles_are_chains(rng):
     assert np.all((acceptance >= 0.0) & (acceptance <= 1.0))
     assert estimator.history_["r_hat"] >= 0.9
     assert estimator.history_["ess"] > 0.0
-    assert estimator.history_["verdict"].startswith("The chains ")
+    verdict = estimator.history_["verdict"]
+    assert verdict.startswith("The chains ")
+    assert "All particles began at one point" in verdict
+    assert tree["posterior"]["distance"].shape == (4, 12)
     assert len(plot_chains(estimator.posterior_, kind="trace").axes) > 0
     with pytest.raises(SettingError, match="STRIDE keeps only the last place of its particles"):
         to_arviz(estimator.posterior_, x)
+    # Particles that begin at one point agree while all of them still leave it: that is seen in how far they have come.
+    noise = jnp.asarray(rng.normal(size=(2, 4, 60)))
+    still, drift = 0.5 + 0.01 * noise[1], jnp.broadcast_to(jnp.linspace(0.1, 0.4, 60), (4, 60)) + 0.01 * noise[1]
+    for distance, verdict in ((still, "The chains agree"), (drift, "The chains disagree")):
+        trace = Trace(noise[0], jnp.ones((4, 60)), jnp.zeros(()), distance)
+        posterior = eqx.tree_at(lambda p: p.trace, estimator.posterior_, trace)
+        assert convergence(posterior, x).verdict.startswith(verdict)
 
 
 def test_chains_are_drawn_at_inputs(fitted):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fathomgp import DeepGPRegressor, load
+from fathomgp import DeepGPClassifier, DeepGPRegressor, load
 from fathomgp.data import ArraySource
 from fathomgp.errors import SettingError
 from fathomgp.fitting import _loop, fit_model
@@ -30,13 +30,21 @@ from fathomgp.inference._stride_hidden import (
     top_inputs,
     whitened,
 )
+from fathomgp.inference._stride_sites import settle_sites, shallow_bound, shallow_given, sites_about
 from fathomgp.inference._stride_start import without_inducing
-from fathomgp.inference._stride_top import Top, bound, condition_top, log_likelihood, way_and_log_likelihood
+from fathomgp.inference._stride_top import (
+    Top,
+    bound,
+    carried_over,
+    condition_top,
+    log_likelihood,
+    way_and_log_likelihood,
+)
 from fathomgp.inference.sgpr import collapsed_elbo
 from fathomgp.kernels import RBF
-from fathomgp.likelihoods import Gaussian, Poisson
+from fathomgp.likelihoods import Bernoulli, Gaussian, Poisson
 from fathomgp.linalg import death_scores, default_policy, pivoted_cholesky, sparse_bound
-from fathomgp.model import Conditional, Recipe, build_model, moments
+from fathomgp.model import Conditional, DeepGP, Layer, Recipe, build_model, moments
 from fathomgp.parameters import real
 
 ARCHITECTURES = ("composition", "convolution", "injective")
@@ -147,7 +155,7 @@ def test_scores_with_a_noise_an_output_and_missing_ones_equal_brute_force(noise,
         assert np.allclose(deaths, expected, rtol=0.0, atol=1e-8)
         expected = [free_energy_by_output(model, batch, h, np.append(inducing, j)) - now for j in candidates]
         assert np.allclose(births, expected, rtol=0.0, atol=1e-8)
-    each = lambda function: jax.lax.map(function, inputs)  # noqa: E731
+    each = lambda function: jax.lax.map(lambda h: function(h, h[:0, 0]), inputs)  # noqa: E731
     new = jax.jit(lambda: exchange(model, top, batch, each, jnp.asarray(inducing), 19, key=jax.random.key(0)))()
     before, after = (
         np.mean([free_energy_by_output(model, batch, h, np.asarray(chosen)) for h in inputs])
@@ -205,7 +213,7 @@ def test_what_the_last_layer_sees_of_some_rows_is_what_it_sees_there_of_all(arch
     view = sight(model, hidden, batch.x, white)
     assert np.allclose(view.everywhere(), inputs, rtol=0.0, atol=1e-9)
     assert np.allclose(view.at_index(some), inputs[:, some], rtol=0.0, atol=1e-9)
-    assert np.allclose(each_particle(model, hidden, batch.x, white, lambda h: h), inputs, rtol=0.0, atol=1e-9)
+    assert np.allclose(each_particle(model, hidden, batch.x, white, white, lambda h, _: h), inputs, rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["raw", "sampled"])
@@ -258,7 +266,7 @@ def test_exchanges_see_the_layers_that_learned_hyperparameters_make(kind, rng, k
     value = eqx.filter_jit(
         lambda inducing: stride._complete_data(state.model, dataclasses.replace(state, inducing=inducing), batch)
     )
-    new = eqx.filter_jit(lambda: inference._maybe_exchange(state, batch, key))()
+    new, _ = eqx.filter_jit(lambda: inference._maybe_exchange(state, batch, key))()
     now = float(value(state.inducing))
     assert float(new.gain) == pytest.approx(float(value(new.inducing)) - now, abs=1e-5)
     assert float(new.before) == pytest.approx(now, abs=1e-5)
@@ -296,7 +304,7 @@ def test_an_exchange_finds_the_best_swap_and_never_loses(rng, key):
     *_, inputs = particles(model, batch, rng, 4)
     inducing = np.arange(6, dtype=np.int32)
     average = lambda chosen: np.mean([free_energy(model, batch, h, chosen) for h in inputs])  # noqa: E731
-    each = lambda function: jax.lax.map(function, inputs)  # noqa: E731
+    each = lambda function: jax.lax.map(lambda h: function(h, h[:0, 0]), inputs)  # noqa: E731
     swap = jax.jit(lambda inducing, key: exchange(model, COLLAPSED, batch, each, inducing, 19, key=key))
     before = average(inducing)
     new = swap(jnp.asarray(inducing), key)
@@ -319,12 +327,80 @@ def test_the_best_exchange_of_all_shares_is_the_best_of_all(rng, key, count):
     model, batch = problem(rng)
     *_, inputs = particles(model, batch, rng, 4)
     inducing = jnp.arange(6, dtype=jnp.int32)
-    each = lambda function: jax.lax.map(function, inputs)  # noqa: E731
+    each = lambda function: jax.lax.map(lambda h: function(h, h[:0, 0]), inputs)  # noqa: E731
     swap = jax.jit(lambda share: exchange(model, COLLAPSED, batch, each, inducing, 19, key=key, share=share))
     parts = [swap(Share(jnp.asarray(number, jnp.int32), count)) for number in range(count)]
     whole, best = swap(None), max(parts, key=lambda part: float(part.gain))
     assert np.array_equal(best.inducing, whole.inducing)
     assert float(best.gain) == pytest.approx(float(whole.gain), abs=1e-8)
+
+
+def test_sites_of_gaussian_noise_are_the_data(rng):
+    """Whatever is sampled of the last layer, an exchange is then the one of the collapsed bound."""
+    model, batch = problem(rng, outputs=2, noise=np.array([0.02, 0.5]))
+    batch = dataclasses.replace(batch, observed=batch.observed.at[3:9].set(False))
+    *_, inputs = particles(model, batch, rng, 2)
+    inducing = jnp.asarray([0, 9, 11, 15, 20, 23], jnp.int32)
+    above = jnp.asarray(rng.normal(size=(2, 12)))
+
+    def swap(top):
+        each = lambda function: jax.lax.map(lambda own: function(*own), (inputs, above))  # noqa: E731
+        return jax.jit(lambda: exchange(model, top, batch, each, inducing, 19, key=jax.random.key(0)))()
+
+    found, expected = swap(Top("sampled", shared=False)), swap(Top("collapsed", shared=False))
+    assert np.array_equal(found.inducing, expected.inducing)
+    assert float(found.gain) == pytest.approx(float(expected.gain), abs=1e-6)
+    assert float(found.before) == pytest.approx(float(expected.before), abs=1e-6)
+    layer, z = model.layers[-1], batch.x[inducing]
+    part = dataclasses.replace(batch, x=batch.x[:, :1])
+    sites = sites_about(model.likelihood, part, jnp.zeros_like(batch.y), jnp.ones_like(batch.y))
+    sparse = DeepGP((Layer(layer.kernel, layer.mean, real(z), 2),), model.likelihood)
+    value = jax.jit(lambda: shallow_bound(layer, model.likelihood, part, z, sites))()
+    assert float(value) == pytest.approx(float(jax.jit(lambda: collapsed_elbo(sparse, part))()), abs=1e-6)
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli(), Poisson()])
+def test_settled_sites_are_those_of_the_best_q(likelihood, rng):
+    """Where the bound is stationary in the whitened means, v = V dE/dm."""
+    x = rng.normal(size=(40, 2))
+    batch = ArraySource(x, np.floor(rng.uniform(0.0, 2.0, size=(40, 1)))).everything()
+    layer, z = build_model(x, likelihood, 1, num_inducing=8).layers[0], jnp.asarray(x[:8])
+
+    @jax.jit
+    def found():
+        prior = sites_about(likelihood, batch, jnp.zeros_like(batch.y), jnp.ones_like(batch.y))
+        sites = settle_sites(layer, likelihood, batch, z, prior, times=60)
+        q = shallow_given(layer, batch, z, sites)
+
+        def expected(mean):
+            return jnp.sum(jnp.where(batch.observed, likelihood.expected_log_prob(mean, q.variance, batch.y), 0.0))
+
+        V = jnp.linalg.solve(jnp.linalg.cholesky(layer.kernel(z) + 1e-10 * jnp.eye(8)), layer.kernel(z, batch.x))
+        values = [shallow_bound(layer, likelihood, batch, z, own) for own in (prior, sites)]
+        return q.white, V @ jax.grad(expected)(q.mean), values
+
+    white, expected, (before, after) = found()
+    assert np.allclose(white, expected, atol=1e-5)
+    assert after > before
+
+
+def test_exchanged_inducing_points_leave_the_sampled_function_alone(rng):
+    model, batch = problem(rng)
+    *_, inputs = particles(model, batch, rng, 2)
+    old, new = jnp.asarray([0, 5, 9, 14], jnp.int32), jnp.asarray([0, 5, 20, 14], jnp.int32)
+    white = jnp.asarray(rng.normal(size=(2, 4)))
+
+    def values(at, white, h):
+        K = np.asarray(model.layers[-1].kernel(h[at]))
+        return np.linalg.cholesky(K + 1e-10 * np.eye(4)) @ np.asarray(white)
+
+    moved = jax.jit(lambda new: carried_over(model, held(inputs), old, new, white))
+    assert np.allclose(moved(old), white, atol=1e-7)
+    for h, before, after in zip(inputs, white, moved(new), strict=True):
+        u, kernel = values(old, before, h), model.layers[-1].kernel
+        expected = u.copy()
+        expected[2] = np.asarray(kernel(h[20:21], h[old]))[0] @ np.linalg.solve(np.asarray(kernel(h[old])), u)
+        assert np.allclose(values(new, after, h), expected, atol=1e-6)
 
 
 def test_candidates_are_real_distinct_and_new(key):
@@ -613,6 +689,27 @@ def test_the_exact_evidence_is_that_of_all_rows_as_inducing_points(rng):
         assert np.allclose(a[1], b[1], atol=1e-3)
 
 
+def test_a_classifier_learns_its_hyperparameters(rng):
+    """It kept the recipe's, and was worse than a guess where these do not suit."""
+    x = rng.uniform(-2.0, 2.0, size=(60, 2))
+    y = np.where(np.sin(2.5 * x[:, 0]) > 0.0, "up", "down")
+    method = STRIDE(particles=4, rounds=3, moves=40, candidates=20, exchanges=2)
+    model = DeepGPClassifier(method, num_inducing=15, random_state=0, verbose=False).fit(x, y)
+    grid = rng.uniform(-2.0, 2.0, size=(200, 2))
+    assert np.mean(model.predict(grid) == np.where(np.sin(2.5 * grid[:, 0]) > 0.0, "up", "down")) > 0.8
+    lengthscale = np.asarray(model.model_.layers[-1].kernel.lengthscale.value)
+    assert lengthscale[1] > 2.0 * lengthscale[0]
+    assert np.sum(model.history_["gain"]) > 0.0
+    assert np.sum(model.history_["phase"] == 1) == 10
+
+
+def test_gaussian_noise_keeps_its_hyperparameters_in_the_m_step(curve):
+    x, y = curve
+    method = STRIDE(**(SMALL | {"hyper_steps": "auto"}))
+    model = DeepGPRegressor(method, num_inducing=10, random_state=0, verbose=False).fit(x, y)
+    assert np.sum(model.history_["phase"] == 1) == SMALL["exchanges"]
+
+
 @pytest.mark.slow
 def test_other_likelihoods_sample_the_last_layer_too(rng, key):
     likelihood, targets = Poisson(), lambda x: np.round(np.exp(x[:, :1]))
@@ -635,6 +732,7 @@ def test_other_likelihoods_sample_the_last_layer_too(rng, key):
         ({"hidden": "dense"}, "hidden='dense' is unknown: choose one of 'exact', 'aca', 'sparse'"),
         ({"sampler": "nuts"}, "sampler='nuts' is unknown"),
         ({"step_size": 1.5}, "step_size must lie between 0 and 1"),
+        ({"hyper_steps": -1}, "hyper_steps must be 'auto' or at least 0, but it is -1"),
         ({"start_rows": 0}, "start_rows must be 'auto' or a whole number of at least 1, but it is 0"),
         ({"standard": True, "hidden": "sparse"}, "no inducing points to sample hidden layers at"),
     ],

@@ -2,8 +2,10 @@
 
 The inducing values of a deep GP have symmetries (two layers can flip signs together), so that chains may disagree about
 them and yet agree about every prediction. The verdict therefore looks at what is predicted: the latent functions at
-some inputs, and the energy. STRIDE keeps a path of log likelihoods and only the last place of every particle: each
-particle is a chain, and its log likelihood is what is looked at.
+some inputs, and the energy. STRIDE keeps only the last place of every particle, and of its path the log likelihood and
+the distance from the prior's mean: each particle is a chain, and these two are what is looked at. Its particles begin
+at one point, so the verdict says what it rests on. The distance is the slower of the two: it grows from nothing at the
+start to that of a draw of the prior.
 
 Example:
     >>> import numpy as np
@@ -58,17 +60,16 @@ def to_arviz(posterior: SampledPosterior | STRIDEPosterior, x: Any = None, *, se
     on the model's own scale, ``f`` (means of the latent functions); ``sample_stats`` holds the energy a datum.
 
     STRIDE: a particle is a chain, and its draws are the last steps with frozen step sizes; ``posterior`` holds their
-    ``log_likelihood``, ``sample_stats`` their ``acceptance_rate``.
+    ``log_likelihood`` and ``distance`` (|w|^2 a white variable), ``sample_stats`` their ``acceptance_rate``.
     """
     from arviz_base import from_dict
 
     if isinstance(posterior, STRIDEPosterior):
         if x is not None:
             raise SettingError("STRIDE keeps only the last place of its particles, so there is no f draw by draw.")
-        log_likelihood, acceptance = _settled_steps(posterior)
-        return from_dict(
-            {"posterior": {"log_likelihood": log_likelihood}, "sample_stats": {"acceptance_rate": acceptance}}
-        )
+        log_likelihood, distance, acceptance = _settled_steps(posterior)
+        values = {"log_likelihood": log_likelihood} | ({} if distance is None else {"distance": distance})
+        return from_dict({"posterior": values, "sample_stats": {"acceptance_rate": acceptance}})
     values = {f"v{level + 1}": np.asarray(v) for level, v in enumerate(posterior.v)}
     dims = {f"v{level + 1}": [f"inducing_{level + 1}", f"output_{level + 1}"] for level in range(len(posterior.v))}
     if x is not None:
@@ -81,7 +82,7 @@ def to_arviz(posterior: SampledPosterior | STRIDEPosterior, x: Any = None, *, se
 def convergence(posterior: Any, x: Any, *, seed: int = 0) -> Convergence | None:
     """R-hat, effective sample size and verdict of a fit, judged at inputs ``x``; ``None`` where nothing was sampled."""
     if isinstance(posterior, STRIDEPosterior):
-        return describe_chains(_settled_steps(posterior)[0][:, :, None], longer="moves and rounds", more="moves")
+        return _judge_particles(posterior)
     if not isinstance(posterior, SampledPosterior):
         return None
     f = latent_draws(posterior, x, seed=seed)
@@ -152,11 +153,25 @@ def _thin(draws: Float[np.ndarray, "chains draws"], size: float) -> np.ndarray:
     return thinned
 
 
-def _settled_steps(posterior: STRIDEPosterior) -> tuple[np.ndarray, np.ndarray]:
-    """Log likelihoods and acceptances (particles, steps) since step sizes were frozen."""
+def _judge_particles(posterior: STRIDEPosterior) -> Convergence:
+    """The verdict on STRIDE's particles, and what it rests on."""
+    log_likelihood, distance, _ = _settled_steps(posterior)
+    kept = [log_likelihood] if distance is None else [log_likelihood, distance]
+    judged = describe_chains(np.stack(kept, axis=2), longer="moves and rounds", more="moves")
+    seen = "log likelihood" if distance is None else "log likelihood and distance from the prior's mean"
+    basis = (
+        f"This rests on the particles' {seen} over the last {log_likelihood.shape[1]} moves. All particles began at "
+        "one point, the shallow model: their agreement says nothing of explanations that none of them has reached."
+    )
+    return dataclasses.replace(judged, verdict=f"{judged.verdict} {basis}")
+
+
+def _settled_steps(posterior: STRIDEPosterior) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Log likelihoods, distances and acceptances (particles, steps) since step sizes were frozen."""
     trace = posterior.trace
     kept = np.isfinite(np.asarray(trace.acceptance)).all(axis=0)
-    return np.asarray(trace.log_likelihood)[:, kept], np.asarray(trace.acceptance)[:, kept]
+    distance = None if trace.distance is None else np.asarray(trace.distance)[:, kept]
+    return np.asarray(trace.log_likelihood)[:, kept], distance, np.asarray(trace.acceptance)[:, kept]
 
 
 def _verdict(r_hat: float, ess: float, chains: int, draws: int, longer: str, more: str) -> str:

@@ -3,7 +3,8 @@
 An exchange removes the point whose loss costs least and adds the candidate that gains most (algorithm 2 of Latz et al.
 2025). All deaths and all births of a particle are scored at once by rank-one formulas, so an exchange costs about as
 much as two evaluations of F_V and one pass over the candidates, where the paper evaluates F_V for every one of them.
-The point that was removed is always a candidate, so F_V never falls. Cores can share the candidates: each finds the
+The point that was removed is always a candidate, so F_V never falls. Where noise is not Gaussian, F_V is that of
+the Gaussian sites about a particle's latent functions. Cores can share the candidates: each finds the
 best of its own, and the best of those is taken.
 """
 
@@ -15,13 +16,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from fathomgp.data import Batch
+from fathomgp.inference._stride_sites import Sites, sites_about
 from fathomgp.inference._stride_top import Top, mean_of_possible, members, residuals
 from fathomgp.inference.exact import gaussian_noise, output_groups
-from fathomgp.linalg import SparseBound, birth_scores, death_scores, sparse_bound
+from fathomgp.linalg import SparseBound, birth_scores, death_scores, inverse_lower, safe_cholesky, sparse_bound
 from fathomgp.model import DeepGP
+from fathomgp.precision import clamp_variance
 
-#: From a function of what the last layer sees of one particle, (N, F), to its results for all of them.
-EachParticle = Callable[[Callable[[Float[Array, "N F"]], PyTree]], PyTree]
+#: From a function of one particle, what the last layer sees of it (N, F) and its white variables of that layer, to the
+#: function's results for all of them.
+EachParticle = Callable[[Callable[[Float[Array, "N F"], Float[Array, " k"]], PyTree]], PyTree]
 
 
 class Share(eqx.Module):
@@ -70,7 +74,8 @@ def exchange(
         model: the model.
         top: how its last layer is treated.
         batch: the data.
-        each: ``each(function)`` is ``function`` of what the last layer sees of every particle.
+        each: ``each(function)`` is ``function`` of what the last layer sees of every particle and of the particle's
+            white variables there.
         inducing: the inducing points, as row numbers.
         num_candidates: |J|.
         key: for the candidates.
@@ -78,8 +83,9 @@ def exchange(
     """
     everyone = jnp.ones(len(inducing), bool)
 
-    def deaths(h: Float[Array, "N F"]) -> tuple[Float[Array, ""], Float[Array, " M"]]:
-        now = particle_bound(model, top, batch, h, inducing, everyone)
+    def deaths(h: Float[Array, "N F"], white: Float[Array, " k"]) -> tuple[Float[Array, ""], Float[Array, " M"]]:
+        sites = particle_sites(model, top, batch, h, inducing, white)
+        now = particle_bound(model, top, batch, h, inducing, everyone, sites)
         return now.value, death_scores(now)
 
     values, losses = each(deaths)
@@ -90,8 +96,9 @@ def exchange(
     own = jnp.concatenate([inducing[out][None], own])
     stay = everyone.at[out].set(False)
 
-    def births(h: Float[Array, "N F"]) -> Float[Array, " J"]:
-        without = particle_bound(model, top, batch, h, inducing, stay)
+    def births(h: Float[Array, "N F"], white: Float[Array, " k"]) -> Float[Array, " J"]:
+        sites = particle_sites(model, top, batch, h, inducing, white)
+        without = particle_bound(model, top, batch, h, inducing, stay, sites)
         return _births(without, model, top, batch, h, own)
 
     gains = mean_of_possible(each(births), values)
@@ -106,12 +113,29 @@ def particle_bound(
     h: Float[Array, "N F"],
     inducing: Int[Array, " M"],
     active: Bool[Array, " M"],
+    sites: Sites | None = None,
 ) -> SparseBound:
-    """F_V of one particle, every output with its own noise and in the rows where it was measured."""
-    kernel, z = model.layers[-1].kernel, jnp.take(h, inducing, axis=0)
-    noise = gaussian_noise(model, batch.y.shape[1])
-    outputs = output_groups(residuals(model, batch, h), batch.observed, noise, shared=top.shared)
-    return sparse_bound(kernel(z), kernel(z, h), kernel.diagonal(h), *outputs, active=active)
+    """F_V of one particle: every output with its own noise and in the rows where it was measured, or given sites."""
+    layer, z = model.layers[-1], jnp.take(h, inducing, axis=0)
+    if sites is None:
+        noise = gaussian_noise(model, batch.y.shape[1])
+        outputs = output_groups(residuals(model, batch, h), batch.observed, noise, shared=top.shared)
+    else:
+        outputs = sites.as_groups(layer.mean(h))
+    return sparse_bound(layer.kernel(z), layer.kernel(z, h), layer.kernel.diagonal(h), *outputs, active=active)
+
+
+def particle_sites(
+    model: DeepGP, top: Top, batch: Batch, h: Float[Array, "N F"], inducing: Int[Array, " M"], white: Float[Array, " k"]
+) -> Sites | None:
+    """What stands for the likelihood about a particle's latent functions; ``None`` for Gaussian noise."""
+    if top.kind != "sampled":
+        return None
+    layer, z = model.layers[-1], jnp.take(h, inducing, axis=0)
+    V = inverse_lower(safe_cholesky(layer.kernel(z)).lower) @ layer.kernel(z, h)
+    mean = V.T @ white.reshape(len(z), -1) + layer.mean(h)
+    unexplained = clamp_variance(layer.kernel.diagonal(h) - jnp.sum(V**2, axis=0))
+    return sites_about(model.likelihood, batch, mean, jnp.broadcast_to(unexplained[:, None], mean.shape))
 
 
 def _births(
@@ -141,6 +165,7 @@ def greedy_choice(
     h: Float[Array, "N F"],
     num_inducing: int,
     num_candidates: int,
+    sites: Sites | None = None,
     *,
     key: PRNGKeyArray,
 ) -> Int[Array, " M"]:
@@ -148,7 +173,7 @@ def greedy_choice(
     slots = jnp.arange(num_inducing)
 
     def birth(i: Int[Array, ""], chosen: Int[Array, " M"]) -> Int[Array, " M"]:
-        now = particle_bound(model, top, batch, h, chosen, slots < i)
+        now = particle_bound(model, top, batch, h, chosen, slots < i, sites)
         taken = jnp.where(slots < i, chosen, len(h))
         candidates = draw_candidates(members(top, batch), taken, num_candidates, key=jax.random.fold_in(key, i))
         gains = jnp.where(jnp.isin(candidates, taken), -jnp.inf, _births(now, model, top, batch, h, candidates))

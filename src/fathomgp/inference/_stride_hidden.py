@@ -186,15 +186,21 @@ def each_particle(
     hidden: Hidden,
     x: Float[Array, "N D"],
     white: Float[Array, "S n"],
-    function: Callable[[Float[Array, "N F"]], PyTree],
+    above: Float[Array, "S k"],
+    function: Callable[[Float[Array, "N F"], Float[Array, " k"]], PyTree],
 ) -> PyTree[Shaped[Array, "S ..."]]:
-    """``function`` of what the last layer sees of a particle, one particle after the other.
+    """``function`` of what the last layer sees of a particle, and of its ``above``, one particle after the other.
 
     Exact hidden layers are formed for all particles at once, the others for one at a time.
     """
     if hidden.kind == "exact":  # one product with all of L for all particles
-        return jax.lax.map(function, sight(model, hidden, x, white).everywhere())
-    return jax.lax.map(lambda own: function(sight(model, hidden, x, own[None]).everywhere()[0]), white)
+        inputs = sight(model, hidden, x, white).everywhere()
+        return jax.lax.map(lambda own: function(*own), (inputs, above))
+
+    def of_one(own: tuple[Float[Array, " n"], Float[Array, " k"]]) -> PyTree:
+        return function(sight(model, hidden, x, own[0][None]).everywhere()[0], own[1])
+
+    return jax.lax.map(of_one, (white, above))
 
 
 def top_inputs(model: DeepGP, hidden: Hidden, x: Float[Array, "N D"], values: Values) -> Float[Array, "S N F"]:

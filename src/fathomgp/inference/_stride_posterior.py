@@ -48,11 +48,13 @@ class Trace(eqx.Module):
         log_likelihood: of every particle at every step.
         acceptance: the probability with which it moved.
         nonfinite: proposals of the whole fit that were rejected because they had no finite likelihood.
+        distance: the mean square of every particle's white variables at every step; about 1 for draws of the prior.
     """
 
     log_likelihood: Float[Array, "S T"]
     acceptance: Float[Array, "S T"]
     nonfinite: Float[Array, ""]
+    distance: Float[Array, "S T"] | None = None
 
 
 @tagged("posterior/stride")

@@ -1,4 +1,8 @@
-"""Where STRIDE starts: the stationary model with hyperparameters and inducing points of sparse GP regression."""
+"""Where STRIDE starts: the stationary model with hyperparameters and inducing points of sparse GP regression.
+
+For other likelihoods than Gaussian noise that is regression on sites, see :mod:`fathomgp.inference._stride_sites`:
+sites and hyperparameters settle in turns, each on the same variational bound.
+"""
 
 from typing import Any
 
@@ -12,6 +16,7 @@ from fathomgp.inference._base import run_seldom
 from fathomgp.inference._lbfgs import lbfgs_minimise
 from fathomgp.inference._stride_exchange import greedy_choice
 from fathomgp.inference._stride_hidden import mean_path
+from fathomgp.inference._stride_sites import Sites, settle_sites, shallow_bound, shallow_given, sites_about
 from fathomgp.inference._stride_top import Top
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
 from fathomgp.means import AbstractMean, Zero
@@ -20,6 +25,8 @@ from fathomgp.parameters import real
 
 #: L-BFGS steps of a round, at the most.
 _STEPS = 500
+#: Turns of sites and hyperparameters in a round, and what a turn takes of each.
+_SITE_TURNS, _SETTLING, _SITE_STEPS = 4, 10, 20
 
 
 def shallow_start(
@@ -34,7 +41,7 @@ def shallow_start(
     rounds: int,
     candidates: int,
     key: PRNGKeyArray,
-) -> tuple[DeepGP, Int[Array, " M"]]:
+) -> tuple[DeepGP, Int[Array, " M"], Float[Array, " k"]]:
     """Sparse GP regression: greedy inducing points and hyperparameters in turns.
 
     Args:
@@ -50,7 +57,7 @@ def shallow_start(
         key: for the candidates, and for the rows where there are many.
 
     Returns:
-        The fitted model, and the row numbers of the inducing points.
+        The fitted model, the row numbers of the inducing points, and the whitened means of what is sampled there.
     """
     rows_key, choice_key = jax.random.split(key)
     *turn_keys, last_key = jax.random.split(choice_key, rounds + 1)
@@ -67,12 +74,18 @@ def shallow_start(
     )
     candidates = min(max(candidates, num_inducing), len(rows))
     shallow = DeepGP((model.layers[-1],), model.likelihood)
+    sites = _first_sites(shallow, part) if top.kind == "sampled" else None
     for turn_key in turn_keys:
-        chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, turn_key)
-        shallow = _fit_shallow(shallow, part, chosen, top.shared)
-    chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, last_key)
+        chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, sites, turn_key)
+        if sites is None:
+            shallow = _fit_shallow(shallow, part, chosen, top.shared)
+        else:
+            for _ in range(_SITE_TURNS):
+                shallow, sites = _fit_to_sites(shallow, part, chosen, sites)
+    chosen = _choose_greedily(shallow, top, part, num_inducing, candidates, sites, last_key)
+    white = jnp.zeros(0, start.dtype) if sites is None else _white_means(shallow, part, chosen, sites)
     fitted = eqx.tree_at(lambda m: m.layers[-1], model, shallow.layers[0], is_leaf=lambda n: isinstance(n, Layer))
-    return eqx.tree_at(lambda m: m.likelihood, fitted, shallow.likelihood), rows[chosen]
+    return eqx.tree_at(lambda m: m.likelihood, fitted, shallow.likelihood), rows[chosen], white
 
 
 def neutral_path(model: DeepGP, x: Float[Array, "N D"]) -> list[Float[Array, "N _"]]:
@@ -93,9 +106,15 @@ def without_inducing(model: DeepGP) -> DeepGP:
 
 @run_seldom
 def _choose_greedily(
-    shallow: DeepGP, top: Top, part: Batch, num_inducing: int, candidates: int, key: PRNGKeyArray
+    shallow: DeepGP,
+    top: Top,
+    part: Batch,
+    num_inducing: int,
+    candidates: int,
+    sites: Sites | None,
+    key: PRNGKeyArray,
 ) -> Int[Array, " M"]:
-    return greedy_choice(shallow, top, part, part.x, num_inducing, candidates, key=key)
+    return greedy_choice(shallow, top, part, part.x, num_inducing, candidates, sites, key=key)
 
 
 @run_seldom
@@ -112,3 +131,32 @@ def _fit_shallow(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], shared:
     fixed = with_z(real(part.x[chosen], trainable=False))
     fitted = lbfgs_minimise(objective, fixed, max_steps=_STEPS, tolerance=1e-7)
     return without_inducing(fitted)
+
+
+@run_seldom
+def _first_sites(shallow: DeepGP, part: Batch) -> Sites:
+    """Those under the prior."""
+    layer = shallow.layers[0]
+    mean = layer.mean(part.x)
+    variance = jnp.broadcast_to(layer.kernel.diagonal(part.x)[:, None], mean.shape)
+    return sites_about(shallow.likelihood, part, mean, variance)
+
+
+@run_seldom
+def _fit_to_sites(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], sites: Sites) -> tuple[DeepGP, Sites]:
+    """Sites settle under the hyperparameters, then hyperparameters rise on the bound of those sites."""
+    z = part.x[chosen]
+    sites = settle_sites(shallow.layers[0], shallow.likelihood, part, z, sites, times=_SETTLING)
+
+    def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        value = shallow_bound(model.layers[0], model.likelihood, part, z, sites)
+        return -value / part.num_data, jnp.zeros_like(value)
+
+    return lbfgs_minimise(objective, shallow, max_steps=_SITE_STEPS, tolerance=1e-7), sites
+
+
+@run_seldom
+def _white_means(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], sites: Sites) -> Float[Array, " k"]:
+    layer, z = shallow.layers[0], part.x[chosen]
+    sites = settle_sites(layer, shallow.likelihood, part, z, sites, times=_SETTLING)
+    return shallow_given(layer, part, z, sites).white.reshape(-1)

@@ -174,6 +174,18 @@ def condition_top(
     return Conditioned(z, flat, inverse, root), whitening.report
 
 
+def carried_over(
+    model: DeepGP, sight: Sight, old: Int[Array, " M"], new: Int[Array, " M"], white: Float[Array, "S k"]
+) -> Float[Array, "S k"]:
+    """White variables at new inducing points where the sampled functions keep the values that they have there."""
+    z, factor = _factorise(model, sight, old)
+    z_new, factor_new = _factorise(model, sight, new)
+    v = _top_white(model, white, len(old))
+    weights = jax.lax.linalg.triangular_solve(factor.lower, v, left_side=True, lower=True, transpose_a=True)
+    values = jax.vmap(model.layers[-1].kernel.gram)(z_new, z) @ weights
+    return jax.lax.linalg.triangular_solve(factor_new.lower, values, left_side=True, lower=True).reshape(white.shape)
+
+
 def members(top: Top, batch: Batch) -> Float[Array, " N"]:
     """1 for rows with an observation, 0 for the others."""
     return jnp.where(jnp.any(batch.observed, axis=1), batch.weight, 0.0)

@@ -7,7 +7,9 @@ A deep GP's hidden layers are sampled, its last layer is integrated out given M 
 
 The final model is the mixture of the S sparse GPs. Hyperparameters of the last layer come from sparse GP regression on
 the model's stationary start and are kept, as in the paper; beyond it, gradient steps on F_V in the M step can learn
-them all (in white variables p(y | w, theta) is the complete-data likelihood, so this is EM too).
+them all (in white variables p(y | w, theta) is the complete-data likelihood, so this is EM too), and do so where the
+noise is not Gaussian: there the last layer's inducing values are sampled with the hidden layers, and what the start and
+the exchanges need of the likelihood are its Gaussian sites.
 
 Choices that the paper leaves open: hidden layers are centred on the values at which the last layer is stationary (the
 recipe "latz2025" has the paper's mean 0), so a deep model starts as the shallow one, at white variables of zero; every
@@ -60,6 +62,7 @@ from fathomgp.inference._stride_start import neutral_path, shallow_start, withou
 from fathomgp.inference._stride_top import (
     Top,
     bound,
+    carried_over,
     condition_top,
     log_likelihood,
     mean_of_possible,
@@ -74,6 +77,8 @@ from fathomgp.tags import tagged
 
 #: Rows that the shallow start looks at, at the most, unless a setting says otherwise.
 _START_ROWS = 10_000
+#: Gradient steps on hyperparameters in an M step where noise is not Gaussian, unless a setting says otherwise.
+_HYPER_STEPS = 10
 #: Steps of the last E step that are remembered for diagnostics.
 _TRACE = 256
 
@@ -86,6 +91,7 @@ class Particles(eqx.Module):
         chains: white variables and their log likelihoods.
         log_size: logarithms of the step sizes.
         log_trace: log likelihoods at the last steps, a ring.
+        distance: mean squares of the white variables at the last steps, a ring.
         accepted: acceptances at the last steps, a ring.
         nonfinite: proposals without a finite likelihood so far.
     """
@@ -94,6 +100,7 @@ class Particles(eqx.Module):
     chains: Chains
     log_size: Float[Array, " S"]
     log_trace: Float[Array, "S T"]
+    distance: Float[Array, "S T"]
     accepted: Float[Array, "S T"]
     nonfinite: Int[Array, " S"]
 
@@ -161,8 +168,8 @@ class STRIDE(AbstractInference):
         target: the log likelihood of a particle: ``"bound"`` is F_V, ``"evidence"`` the paper's, F_V without its trace
             term.
         standard: no inducing points: the last layer's exact evidence, O(S N^3) a step.
-        hyper_steps: gradient steps on all hyperparameters in every M step; 0 keeps those of the shallow start, which
-            only Gaussian noise has: set 10 or so for other likelihoods.
+        hyper_steps: gradient steps on all hyperparameters in every M step; 0 keeps those of the shallow start.
+            ``"auto"`` is 0 for Gaussian noise, as in the paper, and 10 for other likelihoods.
         learning_rate: of these steps (Adam).
         shallow_rounds: how often the shallow start alternates between inducing points and hyperparameters; 0 keeps
             the model's own hyperparameters.
@@ -182,7 +189,7 @@ class STRIDE(AbstractInference):
     step_size: float = eqx.field(static=True, default=0.05)
     target: str = eqx.field(static=True, default="bound")
     standard: bool = eqx.field(static=True, default=False)
-    hyper_steps: int = eqx.field(static=True, default=0)
+    hyper_steps: int | str = eqx.field(static=True, default="auto")
     learning_rate: float = eqx.field(static=True, default=0.02)
     shallow_rounds: int = eqx.field(static=True, default=3)
     start_rows: int | str = eqx.field(static=True, default="auto")
@@ -191,9 +198,11 @@ class STRIDE(AbstractInference):
         for name in ("particles", "rounds", "moves", "candidates"):
             if getattr(self, name) < 1:
                 raise SettingError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
-        for name in ("exchanges", "hyper_steps", "shallow_rounds"):
+        for name in ("exchanges", "shallow_rounds"):
             if getattr(self, name) < 0:
                 raise SettingError(f"{name} must be at least 0, but it is {getattr(self, name)}.")
+        if self.hyper_steps != "auto" and (not isinstance(self.hyper_steps, int) or self.hyper_steps < 0):
+            raise SettingError(f"hyper_steps must be 'auto' or at least 0, but it is {self.hyper_steps!r}.")
         self._num_start_rows(1)
         _choose("hidden", self.hidden, KINDS)
         _choose("sampler", self.sampler, tuple(SAMPLERS))
@@ -212,8 +221,8 @@ class STRIDE(AbstractInference):
         model = without_inducing(model)
         path = neutral_path(model, batch.x)
         start = model.layer_input(model.depth - 1, batch.x, path[-1])
-        if top.kind != "sampled" and self.shallow_rounds > 0:
-            model, inducing = shallow_start(
+        if self.shallow_rounds > 0:
+            model, inducing, above = shallow_start(
                 model,
                 top,
                 batch,
@@ -227,32 +236,34 @@ class STRIDE(AbstractInference):
             )
         else:
             inducing = pivots(model, start[None], batch.weight, num_inducing)
-        return _first_state(self, model, top, batch, path, inducing)
+            above = _no_white(model, top, num_inducing, start.dtype)
+        return _first_state(self, model, top, batch, path, inducing, above)
 
     def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
         """How many rows hyperparameters are learned from, where these are not all."""
         rows = self._num_start_rows(_num_inducing(model, data.num_data))
-        if self.shallow_rounds == 0 or not isinstance(model.likelihood, Gaussian) or data.num_data <= rows:
+        if self.shallow_rounds == 0 or data.num_data <= rows:
             return ()
-        return (
-            f"Hyperparameters start from sparse GP regression on {rows} of the {data.num_data} rows: "
-            "start_rows sets how many.",
-        )
+        start = "sparse GP regression" if isinstance(model.likelihood, Gaussian) else "a variational sparse GP"
+        return (f"Hyperparameters start from {start} on {rows} of the {data.num_data} rows: start_rows sets how many.",)
 
     def sketch(self, model: DeepGP, data: AbstractSource) -> STRIDEState | None:
         """The start without sparse GP regression, at the first rows."""
         batch, top = data.everything(), self._top(model, data)
-        if top.kind == "sampled" or self.shallow_rounds == 0:
+        if self.shallow_rounds == 0:
             return None
-        inducing = jnp.asarray(np.arange(_num_inducing(model, data.num_data)), jnp.int32)
+        num_inducing = _num_inducing(model, data.num_data)
+        inducing = jnp.asarray(np.arange(num_inducing), jnp.int32)
+        above = _no_white(model, top, num_inducing, batch.x.dtype)
         model = without_inducing(model)
-        return _first_state(self, model, top, batch, neutral_path(model, batch.x), inducing)
+        return _first_state(self, model, top, batch, neutral_path(model, batch.x), inducing, above)
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """E, M, E, M, ..., E; ``max_iter`` is the number of Markov chain steps in all E steps together."""
         rounds = self.rounds if max_iter is None else min(self.rounds, max_iter)
         moves = self.moves if max_iter is None else max_iter // rounds
-        sample, choose = Phase("E", moves), Phase("M", max(self.exchanges, self.hyper_steps), joined=True)
+        hyper_steps = _HYPER_STEPS if self.hyper_steps == "auto" else int(self.hyper_steps)
+        sample, choose = Phase("E", moves), Phase("M", max(self.exchanges, hyper_steps), joined=True)
         return (*(sample, choose) * (rounds - 1), sample) if choose.steps else (sample,) * rounds
 
     def enter(self, phase: Phase, state: STRIDEState, data: AbstractSource, *, key: PRNGKeyArray) -> STRIDEState:
@@ -275,7 +286,7 @@ class STRIDE(AbstractInference):
         """Cores share the particles in an E step, and the candidates in an M step where births are most of it."""
         if phase.name == "M":
             few = self._num_candidates(state) < 4 * len(state.inducing)  # a core does all deaths itself
-            count = 1 if few or self.hyper_steps > 0 else at_most
+            count = 1 if few or self._num_hyper_steps(state.top) > 0 else at_most
             shares = (Share(jnp.asarray(number, jnp.int32), count) for number in range(count))
             return tuple(dataclasses.replace(state, share=share) for share in shares)
         S = self.particles
@@ -322,6 +333,7 @@ class STRIDE(AbstractInference):
             chains=chains,
             log_size=jnp.where(state.tick < state.horizon, moved, old.log_size),
             log_trace=old.log_trace.at[:, slot].set(chains.value),
+            distance=old.distance.at[:, slot].set(jnp.mean(chains.white**2, axis=1)),
             accepted=old.accepted.at[:, slot].set(moves.acceptance),
             nonfinite=old.nonfinite + moves.nonfinite,
         )
@@ -332,35 +344,48 @@ class STRIDE(AbstractInference):
 
     def _improve(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> tuple[STRIDEState, STRIDEInfo]:
         value, learn = self._gradient(state, batch)
-        gain = jnp.zeros((), value.dtype)
+        gain, hyper_steps = jnp.zeros((), value.dtype), self._num_hyper_steps(state.top)
         if self._num_candidates(state) > 0:
-            new = self._maybe_exchange(state, batch, key)
-            state, gain = eqx.tree_at(lambda s: s.inducing, state, new.inducing), new.gain
-            value = new.before if self.hyper_steps == 0 else value
+            new, white = self._maybe_exchange(state, batch, key)
+            state = eqx.tree_at(lambda s: (s.inducing, s.particles.chains.white), state, (new.inducing, white))
+            gain, value = new.gain, new.before if hyper_steps == 0 else value
         state = learn(state)
         state = eqx.tree_at(lambda s: s.tick, state, state.tick + 1)
-        none = jnp.asarray(0, jnp.int32)
-        return state, _info(-value / batch.num_data, jnp.zeros_like(value), state.particles.log_size, none, gain)
+        none, size = jnp.asarray(0, jnp.int32), state.particles.log_size
+        info = _info(-value / batch.num_data, jnp.zeros_like(value), size, none, gain)
+        return state, eqx.tree_at(lambda info: info.done, info, state.tick >= max(self.exchanges, hyper_steps))
 
     def _num_candidates(self, state: STRIDEState) -> int:
         """|J| of an exchange; 0 where there is nothing to exchange."""
         spare = len(state.hidden.root) - len(state.inducing)
-        return min(self.candidates, spare) if self.exchanges > 0 and state.top.kind == "collapsed" else 0
+        return min(self.candidates, spare) if self.exchanges > 0 and state.top.kind != "standard" else 0
 
-    def _maybe_exchange(self, state: STRIDEState, batch: Batch, key: PRNGKeyArray) -> Exchanged:
-        model, count = state.model, self._num_candidates(state)
-        below = _parts(state, state.particles.chains.white)[0]
+    def _num_hyper_steps(self, top: Top) -> int:
+        """Gradient steps of an M step."""
+        auto = _HYPER_STEPS if top.kind == "sampled" else 0
+        return auto if self.hyper_steps == "auto" else int(self.hyper_steps)
 
-        def swap(inducing: Int[Array, " M"]) -> Exchanged:
+    def _maybe_exchange(
+        self, state: STRIDEState, batch: Batch, key: PRNGKeyArray
+    ) -> tuple[Exchanged, Float[Array, "S n"]]:
+        """The exchange, and the white variables that keep what is sampled of the last layer as it is."""
+        model, count, white = state.model, self._num_candidates(state), state.particles.chains.white
+        below, above = _parts(state, white)
+
+        def swap(inducing: Int[Array, " M"]) -> tuple[Exchanged, Float[Array, "S n"]]:
             hidden = state.hidden
-            if self.hyper_steps > 0:  # the factor follows the kernel
+            if self._num_hyper_steps(state.top) > 0:  # the factor follows the kernel
                 hidden = prepare_hidden(model, batch.x, hidden.anchors, hidden.kind)
-            each = functools.partial(each_particle, model, hidden, batch.x, below)
-            return exchange(model, state.top, batch, each, inducing, count, key=key, share=state.share)
+            each = functools.partial(each_particle, model, hidden, batch.x, below, above)
+            new = exchange(model, state.top, batch, each, inducing, count, key=key, share=state.share)
+            if state.top.kind != "sampled":
+                return new, white
+            moved = carried_over(model, sight(model, hidden, batch.x, below), inducing, new.inducing, above)
+            return new, jnp.concatenate([below, moved], axis=1)
 
-        def keep(inducing: Int[Array, " M"]) -> Exchanged:
+        def keep(inducing: Int[Array, " M"]) -> tuple[Exchanged, Float[Array, "S n"]]:
             zero = jnp.zeros((), batch.x.dtype)
-            return Exchanged(inducing, zero, zero)
+            return Exchanged(inducing, zero, zero), white
 
         return jax.lax.cond(state.tick < self.exchanges, swap, keep, state.inducing)
 
@@ -368,7 +393,8 @@ class STRIDE(AbstractInference):
         self, state: STRIDEState, batch: Batch
     ) -> tuple[Float[Array, ""], Callable[[STRIDEState], STRIDEState]]:
         """What hyperparameters maximise, and the Adam step on all of them."""
-        if self.hyper_steps == 0:
+        steps = self._num_hyper_steps(state.top)
+        if steps == 0:
             return jnp.zeros((), batch.x.dtype), lambda state: state
         learned, constant = partition(state.model)
 
@@ -379,7 +405,7 @@ class STRIDE(AbstractInference):
         gradient, value = jax.grad(loss, has_aux=True)(learned)
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             updates, adam = self._adam().update(gradient, state.adam)
-        useful = jnp.isfinite(value) & all_finite(updates) & (state.tick < self.hyper_steps)
+        useful = jnp.isfinite(value) & all_finite(updates) & (state.tick < steps)
         moved = jax.tree.map(lambda old, update: jnp.where(useful, old + update, old), learned, updates)
         adam = jax.tree.map(lambda new, old: jnp.where(useful, new, old), adam, state.adam)
         new = (eqx.combine(moved, constant), adam)
@@ -459,8 +485,9 @@ def _first_state(
     batch: Batch,
     path: list[Array],
     inducing: Int[Array, " M"],
+    above: Float[Array, " k"],
 ) -> STRIDEState:
-    """All particles at the stationary start."""
+    """All particles at the stationary start, and what is sampled of the last layer at its white variables ``above``."""
     num_anchors = method._num_anchors(len(batch.x), len(inducing))
     inducing = inducing[:0] if method.standard else inducing
     S, dtype, zero = method.particles, batch.x.dtype, jnp.asarray(0, jnp.int32)
@@ -469,7 +496,7 @@ def _first_state(
     hidden = prepare_hidden(model, batch.x, anchors, method.hidden)
     values = [(h[anchors] if method.hidden == "sparse" else h)[None] for h in path]
     white = whitened(model, hidden, batch.x, values)
-    white = jnp.concatenate([white, jnp.zeros((1, top.num_white(model, len(inducing))), dtype)], axis=1)
+    white = jnp.concatenate([white, above[None]], axis=1)
     gradient = white if method.sampler == "mala" else white[:, :0]
     chains = Chains(*(jnp.repeat(part, S, axis=0) for part in (white, jnp.full(1, -jnp.inf, dtype), gradient)))
     particles = Particles(
@@ -477,6 +504,7 @@ def _first_state(
         chains=chains,
         log_size=jnp.full(S, jnp.log(method.step_size), dtype),
         log_trace=jnp.full((S, _TRACE), jnp.nan, dtype),
+        distance=jnp.full((S, _TRACE), jnp.nan, dtype),
         accepted=jnp.full((S, _TRACE), jnp.nan, dtype),
         nonfinite=jnp.zeros(S, jnp.int32),
     )
@@ -507,6 +535,11 @@ def _anchors(
     return inducing if method.hidden == "sparse" else pivots(model, inputs, batch.weight, num_anchors)
 
 
+def _no_white(model: DeepGP, top: Top, num_inducing: int, dtype: Any) -> Float[Array, " k"]:
+    """White variables of a last layer at its prior mean."""
+    return jnp.zeros(top.num_white(model, num_inducing), dtype)
+
+
 @run_seldom
 def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
     """Where M or the hyperparameters have changed: new anchors, the same hidden values, new likelihoods."""
@@ -515,7 +548,7 @@ def _enter_e(method: STRIDE, state: STRIDEState, batch: Batch) -> STRIDEState:
     if method.hidden == "exact" or (method.hidden == "aca" and not method.refresh):
         hidden = prepare_hidden(model, x, old.anchors, method.hidden)
     else:
-        if method.hyper_steps > 0:  # the factor follows the kernel
+        if method._num_hyper_steps(state.top) > 0:  # the factor follows the kernel
             old = prepare_hidden(model, x, old.anchors, method.hidden)
         values = hidden_values(model, old, x, below)
         inputs = top_inputs(model, old, x, values)
@@ -603,10 +636,11 @@ def _ordered(state: STRIDEState) -> Trace:
     steps = jnp.arange(_TRACE, dtype=jnp.int32)
     frozen = (_TRACE - steps <= state.tick - state.horizon)[None]
     own = state.particles
-    log_likelihood, acceptance = (
-        jnp.where(frozen, ring[:, (state.tick + steps) % _TRACE], jnp.nan) for ring in (own.log_trace, own.accepted)
+    log_likelihood, acceptance, distance = (
+        jnp.where(frozen, ring[:, (state.tick + steps) % _TRACE], jnp.nan)
+        for ring in (own.log_trace, own.accepted, own.distance)
     )
-    return Trace(log_likelihood, acceptance, jnp.sum(own.nonfinite).astype(acceptance.dtype))
+    return Trace(log_likelihood, acceptance, jnp.sum(own.nonfinite).astype(acceptance.dtype), distance)
 
 
 def _info(
