@@ -14,6 +14,7 @@ Example:
     (False, 2.0)
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -38,11 +39,13 @@ class Parameter(eqx.Module):
         raw: the unconstrained array.
         lower: ``None`` for the real line; a number for values above it.
         trainable: a frozen parameter (``False``) is a constant to every optimiser.
+        prior: the density of the unconstrained array, see :mod:`fathomgp.priors`; ``None`` for none.
     """
 
     raw: Float[Array, "..."]
     lower: float | None = eqx.field(static=True, default=None)
     trainable: bool = eqx.field(static=True, default=True)
+    prior: Any = eqx.field(static=True, default=None)
 
     @property
     def value(self) -> Float[Array, "..."]:
@@ -116,7 +119,7 @@ def all_finite(tree: Any) -> Bool[Array, ""]:
 
 def _set_trainable(model: T, where: Callable[[T], Any], trainable: bool) -> T:
     def switch(node: Any) -> Any:
-        return Parameter(node.raw, node.lower, trainable) if is_parameter(node) else node
+        return dataclasses.replace(node, trainable=trainable) if is_parameter(node) else node
 
     chosen = where(model)
     if chosen is model:

@@ -101,6 +101,7 @@ class _DeepGPEstimator(BaseEstimator):
             kernel=self.kernel,
             architecture=self.architecture,
             separate=inference.separates and not labels,
+            priors=self.priors,
             seed=seed,
         )
         # Kernels and likelihoods that users build outside the float64 scope hold float32.

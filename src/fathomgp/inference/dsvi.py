@@ -62,6 +62,7 @@ from fathomgp.model import (
     prepare_all,
 )
 from fathomgp.parameters import all_finite, cast, partition, real
+from fathomgp.priors import log_prior
 from fathomgp.tags import tagged
 
 #: q(v) of a layer.
@@ -80,7 +81,7 @@ _ROWS_A_WEIGHT = 10
 
 
 class DSVIInfo(AbstractInfo):
-    """The figures of a step: ``objective`` is minus the bound a datum, ``kl`` its second term a datum."""
+    """The figures of a step, per datum: minus the bound and the priors; and ``kl``, all of that that sees no data."""
 
     objective: Float[Array, ""]
     ok: Bool[Array, ""]
@@ -279,7 +280,7 @@ def informed_kl(q: Informed, R: Float[Array, "P M M"]) -> Float[Array, ""]:
 
 
 class Loss(eqx.Module):
-    """Minus the bound's first term, its second one, and the jitter that they needed."""
+    """Minus the bound's first term, its second one less the log density of priors, and the jitter they needed."""
 
     data: Float[Array, ""]
     kl: Float[Array, ""]
@@ -301,7 +302,7 @@ def streamed_loss(
     def without_data(learned: DeepGP, q: Any) -> tuple[Any, Float[Array, ""]]:
         conditionals, kl, reports = condition(eqx.combine(learned, constant), q)
         jitter = jnp.max(jnp.stack([jnp.max(report.jitter) for report in reports]))
-        return (cast(conditionals, dtype), kl), jitter
+        return (cast(conditionals, dtype), kl - log_prior(learned)), jitter
 
     (conditionals, kl), pull, jitter = jax.vjp(without_data, learned, q, has_aux=True)
 
@@ -465,7 +466,7 @@ def _shallow_start(
 
     def objective(parts: tuple[tuple[AbstractMean, ...], DeepGP]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         value, jitter = collapsed_elbo_and_jitter(parts[1], seen(parts[0]), shared=False)
-        return -value / batch.num_data, jitter
+        return -(value + log_prior(parts)) / batch.num_data, jitter
 
     start = (_narrow_means(model, x) if fit_means else (), DeepGP(model.layers[-1:], model.likelihood))
     means, fitted = lbfgs_minimise(objective, start, max_steps=effort[0], tolerance=effort[1])

@@ -1,10 +1,11 @@
 """The exact Gaussian process: one layer, Gaussian noise, no approximation (Rasmussen and Williams 2006, chapter 2).
 
-Hyperparameters maximise the log marginal likelihood, with K = k(X, X) + s2 I and one term an output,
+Hyperparameters maximise the log marginal likelihood plus the log density of their priors. With K = k(X, X) + s2 I and
+one term per output,
 
-    log p(Y | X) = sum_p  -1/2 y_p^T K^-1 y_p - 1/2 log|K| - N/2 log(2 pi),
+    log p(Y | X) = sum_p  -1/2 y_p^T K^-1 y_p - 1/2 log|K| - N/2 log(2 pi).
 
-by L-BFGS from the recipe's start and from random restarts around it. The cost is O(N^3) a step and O(N^2) memory.
+L-BFGS searches from the recipe's start and from random restarts around it. The cost is O(N^3) a step and O(N^2) memory.
 """
 
 import math
@@ -32,6 +33,7 @@ from fathomgp.linalg import JitterReport, check_factor, gaussian_log_marginal, i
 from fathomgp.model import DeepGP
 from fathomgp.precision import clamp_variance
 from fathomgp.predictive import Mixture
+from fathomgp.priors import log_prior
 from fathomgp.tags import tagged
 
 #: Beyond this, one N x N matrix in double precision fills more than 3 GB.
@@ -93,11 +95,11 @@ class Exact(AbstractInference):
         return ExactState(lbfgs_begin(state.search, start), state.shared)
 
     def step(self, phase: Phase, state: ExactState, batch: Batch, *, key: PRNGKeyArray) -> tuple[ExactState, ExactInfo]:
-        """One L-BFGS step on minus the log marginal likelihood a datum."""
+        """One L-BFGS step on minus the log marginal likelihood per datum, and the priors' share."""
 
         def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
             value, jitter = _evidence(model, batch, state.shared)
-            return -value / batch.num_data, jitter
+            return -(value + log_prior(model)) / batch.num_data, jitter
 
         search, info = lbfgs_step(objective, state.search, tolerance=self.tolerance)
         return ExactState(search, state.shared), info

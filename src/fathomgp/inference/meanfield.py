@@ -33,6 +33,7 @@ from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, prepare_all
 from fathomgp.parameters import positive, real
+from fathomgp.priors import log_prior
 from fathomgp.tags import tagged
 
 #: The variance of q(h), and of the noise between layers where the model has none, at the start.
@@ -123,7 +124,7 @@ class MeanField(AbstractInference):
 
         def objective(beliefs: Beliefs) -> tuple[Float[Array, ""], Float[Array, ""]]:
             value, jitter = bound(beliefs, batch)
-            return -value / batch.num_data, jitter
+            return -(value + log_prior(beliefs.model)) / batch.num_data, jitter
 
         search, info = lbfgs_step(objective, state.search, tolerance=self.tolerance)
         return MeanFieldState(search), info

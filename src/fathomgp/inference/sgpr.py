@@ -43,6 +43,7 @@ from fathomgp.linalg import (
 )
 from fathomgp.model import DeepGP, Layer, Whitened, Whitener, condition_on, prepare, project
 from fathomgp.parameters import real
+from fathomgp.priors import log_prior
 from fathomgp.tags import tagged
 
 #: Rows that pass through the bound at a time: memory is this many times M.
@@ -125,11 +126,11 @@ class SGPR(AbstractInference):
         return SGPRState(lbfgs_begin(state.search, model), state.shared)
 
     def step(self, phase: Phase, state: SGPRState, batch: Batch, *, key: PRNGKeyArray) -> tuple[SGPRState, SGPRInfo]:
-        """One L-BFGS step on minus the bound a datum."""
+        """One L-BFGS step on minus the bound per datum, and the priors' share."""
 
         def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
             value, jitter = collapsed_elbo_and_jitter(model, batch, state.shared)
-            return -value / batch.num_data, jitter
+            return -(value + log_prior(model)) / batch.num_data, jitter
 
         search, info = lbfgs_step(objective, state.search, tolerance=self.tolerance)
         return SGPRState(search, state.shared), info

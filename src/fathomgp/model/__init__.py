@@ -27,3 +27,4 @@ from fathomgp.model._recipes import RECIPES as RECIPES
 from fathomgp.model._recipes import Recipe as Recipe
 from fathomgp.model._recipes import build_model as build_model
 from fathomgp.model._recipes import kmeans_centres as kmeans_centres
+from fathomgp.model._recipes import weak_priors as weak_priors

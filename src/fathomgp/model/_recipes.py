@@ -9,14 +9,26 @@ import numpy as np
 from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, kernel_from_name
 from fathomgp.likelihoods import AbstractLikelihood, refuse_sizes
-from fathomgp.means import AbstractMean, Zero
+from fathomgp.means import AbstractMean, Linear, Zero
 from fathomgp.model._architectures import AbstractArchitecture, find_architecture
 from fathomgp.model._deep import DeepGP, Layer, separate_outputs
 from fathomgp.parameters import positive, real, unfreeze
+from fathomgp.priors import (
+    FlatTowardsZero,
+    LogNormal,
+    Normal,
+    Priors,
+    check_priors,
+    lengthscale_prior,
+    parameter_names,
+    with_priors,
+)
 from fathomgp.tags import tagged
 
 #: Rows a weight of all the linear means, below which they stay as they are.
 _ROWS_A_WEIGHT = 12
+#: What likelihoods call the size of their noise.
+_NOISE = ("variance", "scale")
 #: k-means on more rows than this would cost more than it helps.
 _KMEANS_ROWS = 10_000
 
@@ -39,6 +51,7 @@ class Recipe:
             composition); otherwise their mean is zero.
         max_separate: inner layers up to this width have a kernel and inducing inputs an output, where the algorithm
             allows. That costs a factorisation an output, and is worth 0.1 to 0.2 nats a datum on concrete and energy.
+        priors: whether hyperparameters have weak priors; the papers maximise without any.
         reference: where the values come from.
     """
 
@@ -50,6 +63,7 @@ class Recipe:
     learn_means: bool = False
     centred: bool = True
     max_separate: int = 0
+    priors: bool = False
     reference: str = ""
 
 
@@ -58,6 +72,7 @@ RECIPES: dict[str, Recipe] = {
         inner_variance=0.1,
         learn_means=True,
         max_separate=16,
+        priors=True,
         reference="lengthscale sqrt(D) is safe in any number of inputs",
     ),
     "salimbeni2017": Recipe(2.0, 2.0, 1e-5, 30, reference="Salimbeni and Deisenroth (2017), supplement"),
@@ -79,6 +94,7 @@ def build_model(
     skip_inputs: bool = False,
     architecture: str | AbstractArchitecture = "composition",
     separate: bool = False,
+    priors: str | Priors | None = "weak",
     seed: int = 0,
 ) -> DeepGP:
     """A deep GP that starts well on the standardised inputs ``x``.
@@ -100,6 +116,8 @@ def build_model(
         architecture: how layers are joined, a name or an object.
         separate: whether the algorithm allows inner layers whose outputs have kernels and inducing inputs of their own;
             the recipe says up to which width.
+        priors: ``"weak"`` (those of :func:`weak_priors`, where the recipe has any), ``None``, or a mapping from the
+            names of parameters (``lengthscale``, ``variance``, ``noise``, ...) to priors, the others having none.
         seed: of k-means.
     """
     chosen, joined = _find_recipe(recipe), find_architecture(architecture)
@@ -113,7 +131,7 @@ def build_model(
     counts = _per_layer(num_inducing, depth, "num_inducing")
     centres = {count: kmeans_centres(x, count, seed=seed) for count in set(counts) if count is not None}
     learned = chosen.learn_means and len(x) >= _ROWS_A_WEIGHT * _num_weights(input_dim, widths, skip_inputs)
-    layers, h, reached = [], x, centres
+    layers, seen, h, reached = [], [], x, centres
     for level in range(depth):
         if skip_inputs and level > 0:
             h = np.concatenate([h, x], axis=1)
@@ -123,6 +141,7 @@ def build_model(
         neutral: AbstractMean = Zero(width) if last else joined.neutral(h, width)
         noise = None if last or chosen.layer_noise is None else positive(chosen.layer_noise, name="layer noise")
         columns = h.shape[1] if level == 0 else joined.kernel_dim(h.shape[1])
+        seen.append(columns)
         base = _layer_kernel(kernels[level], columns, chosen, inner=not last)
         layer = Layer(
             kernel=base if level == 0 else joined.kernel(base),
@@ -137,7 +156,54 @@ def build_model(
         if not last:
             h = _push(joined, neutral, h, x)
             reached = {count: _push(joined, neutral, z, centres[count]) for count, z in reached.items()}
-    return DeepGP(tuple(layers), likelihood, skip_inputs, joined)
+    model = DeepGP(tuple(layers), likelihood, skip_inputs, joined)
+    return _with_beliefs(model, priors, seen, chosen)
+
+
+def weak_priors(model: DeepGP, num_inputs: Sequence[int]) -> DeepGP:
+    """The model with the priors that the estimators use, for standardised data.
+
+    Lengthscales follow :func:`~fathomgp.priors.lengthscale_prior`. Signal variance is within a factor of e^2 or so of
+    the data's; inner layers may be as flat as they like, and noise as small, but neither is much larger than the data.
+    Learned linear means stay near the neutral map, by 1 / sqrt(D).
+
+    Args:
+        model: the model.
+        num_inputs: how many columns the kernel of every layer sees.
+    """
+    layers = []
+    for level, (layer, columns) in enumerate(zip(model.layers, num_inputs, strict=True)):
+        last = level == model.depth - 1
+        beliefs = {
+            "lengthscale": lengthscale_prior(columns),
+            "variance": LogNormal(0.0, 2.0) if last else FlatTowardsZero(1.0),
+        }
+        layers.append(dataclasses.replace(layer, kernel=with_priors(layer.kernel, beliefs), mean=_near(layer.mean)))
+    likelihood = with_priors(model.likelihood, {name: FlatTowardsZero(1.0) for name in _NOISE})
+    return dataclasses.replace(model, layers=tuple(layers), likelihood=likelihood)
+
+
+def _near(mean: AbstractMean) -> AbstractMean:
+    """A learned linear mean that is believed to be near where it is."""
+    if not isinstance(mean, Linear):
+        return mean
+    location = tuple(map(tuple, np.asarray(mean.weights.value, np.float64).tolist()))
+    return with_priors(mean, {"weights": Normal(location, 1.0 / np.sqrt(len(location)))})
+
+
+def _with_beliefs(model: DeepGP, priors: str | Priors | None, num_inputs: Sequence[int], recipe: Recipe) -> DeepGP:
+    if priors is None:
+        return model
+    if isinstance(priors, str):
+        if priors != "weak":
+            raise SettingError(f"priors must be 'weak', None, or a mapping of priors, but it is {priors!r}.")
+        return weak_priors(model, num_inputs) if recipe.priors else model
+    of_layers, of_likelihood = parameter_names(model.layers), parameter_names(model.likelihood)
+    noise = [name for name in of_likelihood if name in _NOISE]
+    check_priors(priors, tuple(sorted({*of_layers, *of_likelihood, *(["noise"] if noise else [])} - {"z"})))
+    layers = tuple(with_priors(layer, priors) for layer in model.layers)
+    named = {name: priors.get("noise") if name in noise else priors.get(name) for name in of_likelihood}
+    return dataclasses.replace(model, layers=layers, likelihood=with_priors(model.likelihood, named))
 
 
 def _num_weights(input_dim: int, widths: list[int], skip_inputs: bool) -> int:
