@@ -141,6 +141,15 @@ def log_prior(tree: Any) -> Float[Array, ""] | float:
     return sum(densities[1:], start=densities[0]) if densities else 0.0
 
 
+def log_prior_and_gradient(learned: T, dtype: Any) -> tuple[Float[Array, ""], T]:
+    """:func:`log_prior` in a dtype, and its gradient with respect to the learned part of a model."""
+
+    def value(learned: T) -> Float[Array, ""]:
+        return jnp.asarray(log_prior(learned), dtype)
+
+    return jax.value_and_grad(value)(learned)
+
+
 def with_priors(tree: T, priors: Priors) -> T:
     """A copy of ``tree`` whose parameters have the priors of their names (``lengthscale``, ``variance``, ...).
 

@@ -22,6 +22,7 @@ from fathomgp.inference.sgpr import collapsed_elbo_and_jitter
 from fathomgp.means import AbstractMean, Zero
 from fathomgp.model import DeepGP, Layer
 from fathomgp.parameters import real
+from fathomgp.priors import log_prior
 
 #: L-BFGS steps of a round, at the most.
 _STEPS = 500
@@ -123,7 +124,7 @@ def _fit_shallow(shallow: DeepGP, part: Batch, chosen: Int[Array, " M"], shared:
 
     def objective(model: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
         value, jitter = collapsed_elbo_and_jitter(model, part, shared)
-        return -value / part.num_data, jitter
+        return -(value + log_prior(model)) / part.num_data, jitter
 
     def with_z(z: Any) -> DeepGP:
         return eqx.tree_at(lambda m: m.layers[0].z, shallow, z, is_leaf=lambda n: n is None)

@@ -52,6 +52,7 @@ from fathomgp.likelihoods import AbstractLikelihood, Gaussian
 from fathomgp.linalg import check_factor, inverse_factor, inverse_lower, logdet_lower, safe_cholesky
 from fathomgp.model import DeepGP, Whitened
 from fathomgp.parameters import all_finite, partition
+from fathomgp.priors import log_prior_and_gradient
 from fathomgp.tags import tagged
 
 
@@ -135,18 +136,23 @@ class AEP(AbstractDescent):
     def step(
         self, phase: Phase, state: DescentState, batch: Batch, *, key: PRNGKeyArray
     ) -> tuple[DescentState, AEPInfo]:
-        """One Adam step on the energy; on the last layer's q a natural one, where noise is not Gaussian."""
+        """One Adam step on the energy less the log density of priors.
+
+        Where noise is not Gaussian, the last layer's q takes a natural one.
+        """
         value, (jitter, clamped), gradient = energy_without_kl(
             state.model, state.q, batch, alpha=self.alpha, correlated=self.correlated
         )
         model_gradient, q_gradient = gradient
+        believed, slope = log_prior_and_gradient(partition(state.model)[0], value.dtype)
+        model_gradient = jax.tree.map(jnp.subtract, model_gradient, slope)
         kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
         q_gradient = jax.tree.map(jnp.add, q_gradient, kl_gradient)
         new, fine = self._descend(state, model_gradient, lower_roots(q_gradient), decay=True), jnp.asarray(True)
         if (size := self._natural_size(state.model)) > 0.0:
             last, fine = natural_step(state.q[-1], q_gradient[-1], natural_size(size, state, batch))
             new = eqx.tree_at(lambda s: s.q[-1], new, last)
-        objective = (value + kl) / batch.num_data
+        objective = (value + kl - believed) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, AEPInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data, clamped)
 

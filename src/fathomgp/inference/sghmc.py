@@ -58,6 +58,7 @@ from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor
 from fathomgp.model import Conditional, DeepGP, Informed, Whitener, condition_on, known, prepare_all
 from fathomgp.parameters import all_finite, cast, partition
+from fathomgp.priors import log_prior_and_gradient
 from fathomgp.tags import tagged
 
 #: The ways to learn hyperparameters. Those of :data:`CHASING` follow the chains.
@@ -522,17 +523,20 @@ class SGHMC(AbstractInference):
     def _climb(
         self, state: SGHMCState, factors: "Factors", batch: Batch, key: PRNGKeyArray
     ) -> tuple[SGHMCState, SGHMCInfo]:
-        """One step of the hyperparameters, on a random draw of the window."""
+        """One step of the hyperparameters, on a random draw of the window, and towards their priors."""
         member_key, path_key = jax.random.split(key)
         ends = jnp.stack([state.filled, jnp.asarray(self.chains, jnp.int32)])
         choice = jax.random.randint(member_key, (2,), 0, ends, jnp.int32)
         v, _ = state.draws.read(choice[0])
         v = jax.tree.map(lambda leaf: leaf[choice[1]], v)
         value, gradient = model_gradient(state.model, factors, v, batch, key=path_key, bound=state.energy == "bound")
+        learned, constant = partition(state.model)
+        believed, slope = log_prior_and_gradient(learned, value.dtype)
+        value = value - believed / batch.num_data.astype(value.dtype)
+        gradient = jax.tree.map(lambda a, b: a - b / batch.num_data.astype(b.dtype), gradient, slope)
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             updates, adam = self._adam().update(gradient, state.adam)
         pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
-        learned, constant = partition(state.model)
         model = eqx.combine(jax.tree.map(lambda a, b: a + pace * b, learned, updates), constant)
         ok = jnp.isfinite(value) & all_finite(model)
         new = dataclasses.replace(state, model=model, adam=adam)

@@ -73,6 +73,7 @@ from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import JitterReport, check_factor, inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP
 from fathomgp.parameters import all_finite, partition
+from fathomgp.priors import log_prior
 from fathomgp.tags import tagged
 
 #: Rows that the shallow start looks at, at the most, unless a setting says otherwise.
@@ -400,7 +401,7 @@ class STRIDE(AbstractInference):
 
         def loss(learned: DeepGP) -> tuple[Float[Array, ""], Float[Array, ""]]:
             value = _complete_data(eqx.combine(learned, constant), state, batch)
-            return -value / batch.num_data, value
+            return -(value + log_prior(learned)) / batch.num_data, value
 
         gradient, value = jax.grad(loss, has_aux=True)(learned)
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,6 @@ from fathomgp.priors import (
     FlatTowardsZero,
     LogNormal,
     Normal,
-    Priors,
     check_priors,
     lengthscale_prior,
     parameter_names,
@@ -94,7 +94,7 @@ def build_model(
     skip_inputs: bool = False,
     architecture: str | AbstractArchitecture = "composition",
     separate: bool = False,
-    priors: str | Priors | None = "weak",
+    priors: Any = "weak",
     seed: int = 0,
 ) -> DeepGP:
     """A deep GP that starts well on the standardised inputs ``x``.
@@ -191,7 +191,7 @@ def _near(mean: AbstractMean) -> AbstractMean:
     return with_priors(mean, {"weights": Normal(location, 1.0 / np.sqrt(len(location)))})
 
 
-def _with_beliefs(model: DeepGP, priors: str | Priors | None, num_inputs: Sequence[int], recipe: Recipe) -> DeepGP:
+def _with_beliefs(model: DeepGP, priors: Any, num_inputs: Sequence[int], recipe: Recipe) -> DeepGP:
     if priors is None:
         return model
     if isinstance(priors, str):
