@@ -16,7 +16,8 @@ of the paper is not available; this is a reconstruction, with four choices that 
 * Where the effective number of particles falls below a share of S, they are resampled and moved by one step of a chain
   that leaves p(e | y) as it is (preconditioned Crank-Nicolson), so an outlier finds particles too.
 * The last layer's slope and curvature are derivatives of the likelihood's log Z: exact for Gaussian noise, moment
-  matching for all other likelihoods (Csato and Opper 2002).
+  matching for all other likelihoods (Csato and Opper 2002). Particles tell every output something else, so outputs
+  share a covariance only where there are no inner layers.
 
 An episode is a pass over the data. Hyperparameters start from a shallow sparse GP on a subset. In all episodes but the
 last they follow the gradient of the particle estimate of the predictive density of each block of rows, taken before the
@@ -128,7 +129,7 @@ class Sequential(AbstractInference):
     Attributes:
         num_particles: S.
         episodes: passes over the data; hyperparameters are learned in all but the last. A noise that varies learns an
-            equal share of each row in each of them, once the function is known better: it wants some five.
+            equal share of each row in each of them.
         delta: the least gamma^2, as a share of k(x, x), with which an input joins an active set, if that is above
             1e-6, and the white noise of the function values there.
         budget: N_AC, active inputs a layer; ``None`` takes the layers' numbers of inducing inputs.
