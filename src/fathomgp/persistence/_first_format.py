@@ -125,8 +125,15 @@ def _give_online_gp_a_root(fields: dict[str, Any], arrays: Arrays) -> None:
     fields["root"] = place
 
 
+def _say_auto(fields: dict[str, Any], arrays: Arrays) -> None:
+    """What 0.1 left to SGHMC was ``None``, and is ``"auto"`` now."""
+    for name in ("step_size", "hyperparameters", "energy"):
+        if fields[name] is None:
+            fields[name] = "auto"
+
+
 #: Classes whose fields have changed since 0.1.
-_CHANGED = {"sequential/online-gp": _give_online_gp_a_root}
+_CHANGED = {"sequential/online-gp": _give_online_gp_a_root, "method/sghmc": _say_auto}
 #: What 0.1 called the classes that have tags now.
 TAGS = {
     "fathomgp.data._scaling.Standardizer": "data/standardizer",
