@@ -427,9 +427,9 @@ class SGHMC(AbstractInference):
         first_time = place.astype(batch.num_data.dtype) < batch.num_data
         batch = dataclasses.replace(batch, weight=jnp.where(first_time, batch.weight, 0.0))
         model, whiteners, bound = state.model, state.whiteners, state.energy == "bound"
-        value, gradient, precisions = jax.vmap(lambda v: swept(model, whiteners, v, batch, key=key, bound=bound))(
-            state.v
-        )
+        value, gradient, precisions = jax.vmap(
+            lambda v: swept(model, whiteners, v, batch, key=jax.random.clone(key), bound=bound)
+        )(state.v)
         seen = Sweep(jnp.sum(batch.weight).astype(value.dtype), value, gradient, precisions)
         sweep = jax.tree.map(jnp.add, state.sweep, seen)
         ok = all_finite(seen)
@@ -484,7 +484,7 @@ class SGHMC(AbstractInference):
             here = energy_and_gradient(state.model, whiteners, v, batch, key=key, bound=bound)
             if home.gradient is None:
                 return here
-            there = energy_and_gradient(old_model, old_whiteners, place, batch, key=key, bound=bound)
+            there = energy_and_gradient(old_model, old_whiteners, place, batch, key=jax.random.clone(key), bound=bound)
             return jax.tree.map(jnp.subtract, here, there)
 
         energy, gradient = jax.vmap(one_chain)(jnp.arange(self.chains), state.v, home.v)

@@ -59,8 +59,9 @@ def check_classes(likelihood: AbstractLikelihood, num_outputs: int, key: PRNGKey
     if not isinstance(likelihood, AbstractClassLikelihood):
         return
     width = likelihood.num_latents(1)
-    mean = jax.random.uniform(key, (20, width), np.float64, -2.0, 2.0)
-    log_variance = jax.random.uniform(jax.random.fold_in(key, 9), mean.shape, np.float64, -12.0, 3.0)
+    mean_key, variance_key = jax.random.split(key)
+    mean = jax.random.uniform(mean_key, (20, width), np.float64, -2.0, 2.0)
+    log_variance = jax.random.uniform(variance_key, mean.shape, np.float64, -12.0, 3.0)
     labels = np.broadcast_to(np.arange(float(likelihood.num_classes))[:, None, None], (likelihood.num_classes, 20, 1))
     table = np.exp(_on_grid(likelihood, mean, jnp.exp(log_variance), labels)["log_z"])[:, :, 0].T
     probabilities = jax.jit(likelihood.probabilities)(mean, jnp.exp(log_variance))
