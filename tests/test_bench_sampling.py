@@ -43,17 +43,18 @@ def test_multimodal(tmp_path, monkeypatch, flag_off):
     assert all(float(row["mode_a"]) + float(row["mode_b"]) == pytest.approx(1.0) for row in rows)
     assert "both modes" in text
     assert (tmp_path / "modes.png").read_bytes().startswith(b"\x89PNG")
-    assert _multimodal.toy_row("sghmc", 3, (0.5, 0.5))["modes_found"] == 2
-    assert _multimodal.toy_row("dsvi", 3, (0.0, 1.0))["modes_found"] == 1
+    assert [len(row["crossings"].split()) for row in rows] == [2, 0]
+    assert _multimodal.crossings(np.array([[True, True, False, True], [False] * 4])) == [2, 0]
 
 
 @pytest.mark.slow
 def test_gaussianity(stand_in, tmp_path, monkeypatch, flag_off):
     monkeypatch.setattr(_gaussianity, "kurtosis_p_values", lambda draws: np.array([0.5, 1e-7]))
+    monkeypatch.setattr(_gaussianity, "coordinate_r_hat", lambda draws: np.array([1.0, 1.3]))
     out = tmp_path / "normal.csv"
     arguments = ["gaussianity", "--datasets", "boston", "--burn-in", "3", "--sampling", "40", "--chains", "2"]
     text, rows = run(out, *arguments, "--num-inducing", "5")
-    assert [(row["depth"], row["below_threshold"]) for row in rows] == [("1", "1"), ("2", "1")]
+    assert [(row["depth"], row["below_threshold"], row["apart"]) for row in rows] == [("1", "1", "1"), ("2", "1", "1")]
     assert "threshold 1e-5" in text
     _, again = run(out, *arguments, "--num-inducing", "5")
     assert again == rows

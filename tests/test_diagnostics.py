@@ -1,5 +1,7 @@
 """Diagnostics of samplers: known chains get the right verdict, ArviZ gets the right shapes, Gaussians pass."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,14 @@ import numpy as np
 import pytest
 
 from fathomgp import DeepGPRegressor, load
-from fathomgp.diagnostics import convergence, describe_chains, kurtosis_p_values, latent_draws, to_arviz
+from fathomgp.diagnostics import (
+    convergence,
+    coordinate_r_hat,
+    describe_chains,
+    kurtosis_p_values,
+    latent_draws,
+    to_arviz,
+)
 from fathomgp.errors import DataError, SettingError
 from fathomgp.inference import SGHMC, STRIDE
 from fathomgp.inference._stride_posterior import Trace
@@ -54,6 +63,9 @@ def test_gaussian_draws_pass_the_kurtosis_test_and_others_do_not(rng):
     assert np.min(kurtosis_p_values(gaussian)) > 1e-5
     bimodal = np.sign(gaussian) * 2.0 + 0.1 * rng.normal(size=gaussian.shape)
     assert np.median(kurtosis_p_values(bimodal, count=10)) < 1e-5
+    apart = gaussian[:, :, :5] + np.array([-9.0, -9.0, 9.0, 9.0])[:, None, None]  # two chains in each of two modes
+    assert np.max(kurtosis_p_values(apart)) < 1e-5
+    assert np.min(coordinate_r_hat(apart)) > 1.1
     with pytest.raises(DataError, match="draws are independent, but a test of Gaussianity needs 20"):
         kurtosis_p_values(correlated_chain(rng, 1, 30, 2, rho=0.99))
 
@@ -82,6 +94,14 @@ def test_a_fit_keeps_its_verdict_and_shows_it_when_asked(fitted, capsys, tmp_pat
     loaded = load(tmp_path)
     assert loaded.history_["verdict"] == estimator.history_["verdict"]
     assert np.array_equal(loaded.predict(x), estimator.predict(x))
+
+
+def test_warm_chains_are_told(fitted):
+    posterior = dataclasses.replace(fitted[0].posterior_, temperatures=jnp.asarray([1.4, 1.2]))
+    with jax.enable_x64(True):
+        verdict = convergence(posterior, np.zeros((2, 1))).verdict
+    assert "The chains were too warm: their temperature is 1.40 (kinetic) and 1.20 (configurational)" in verdict
+    assert dataclasses.replace(posterior, temperatures=jnp.asarray([1.05, 0.9])).doubts() == ()
 
 
 def test_what_was_not_sampled_has_no_verdict():

@@ -277,7 +277,7 @@ def test_settings_are_checked():
 
 def test_data_of_many_batches_get_more_steps():
     def planned(inference, rows, max_iter=None):
-        return sum(phase.steps for phase in inference.plan(rows, max_iter))
+        return sum(phase.steps for phase in inference.plan(rows, max_iter) if phase.name != "sweep")
 
     assert [planned(DSVI(), rows) for rows in (10, 1025, 10_000, 20_480, 1_000_000)] == [1000, 1000, 1000, 3000, 6000]
     assert planned(Decoupled(), 1_000_000) == 8000

@@ -11,7 +11,8 @@ import pytest
 import scipy.stats
 
 from fathomgp.data import ArraySource, Batch
-from fathomgp.errors import FitWarning, SettingError
+from fathomgp.errors import DivergenceError, FitWarning, SettingError
+from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import Checkpointing, fit_model
 from fathomgp.inference import DSVI, SGHMC, _streaming, hamiltonian_sampler
 from fathomgp.inference.sghmc import differentiable_factors, energy_and_gradient, log_likelihood, model_gradient
@@ -360,3 +361,73 @@ def test_a_sweep_sees_every_row_once(data, key):
     )
     assert float(state.home.energy[0]) == pytest.approx(float(whole), rel=1e-9)  # v is 0, so the prior says nothing
     assert np.allclose(state.home.gradient[0][0], gradient[0], rtol=1e-8)
+
+
+def test_warm_chains_are_told_and_hot_ones_refused(data, key):
+    x, y = data
+    inference = dataclasses.replace(QUICK, hyperparameters="fixed")
+    state = inference.init(deep(x, depth=1), ArraySource(x, y), key=key)
+    steps = 2000
+
+    def sampled(kinetic, configurational, caution=1.0):
+        heat = steps * jnp.asarray([kinetic, configurational])
+        parts = {"heat": heat, "steps": jnp.asarray(steps, jnp.int32), "caution": jnp.asarray(caution)}
+        return inference.posterior(dataclasses.replace(state, **parts), None)
+
+    assert sampled(1.02, 0.97).doubts() == ()
+    assert "error bars may be 1.41 times as wide" in sampled(1.5, 2.0).doubts()[0]
+    with pytest.raises(DivergenceError, match="The chains ran away from the data"):
+        sampled(1.0, 5.0)
+    with pytest.raises(DivergenceError, match="with step sizes divided by 1024"):
+        sampled(1.0, 1.0, caution=2.0**-10)
+
+
+def test_a_step_that_climbs_too_far_is_no_step(data, key):
+    """A divergence is seen while it is still finite; chains then go home, without momentum, and step more carefully."""
+    x, y = data
+    source, model = ArraySource(x, y), shallow(x[:6, :1], noise=1e-4)
+    source = ArraySource(x[:, :1], y)
+    inference = SGHMC(20, 20, step_size=1e4, hyperparameters="fixed", energy="bound")
+    sweep, expectation = inference.plan(30, None)[:2]
+    state = inference.enter(sweep, inference.init(model, source, key=key), source, key=key)
+    state, _ = inference.step(sweep, state, source.everything(), key=key)
+    state = inference.enter(expectation, state, source, key=key)
+    state, first = inference.step(expectation, state, source.everything(), key=key)
+    away, second = inference.step(expectation, state, source.everything(), key=jax.random.fold_in(key, 1))
+    assert bool(first.ok)
+    assert np.isfinite(second.objective)
+    assert not bool(second.ok)
+    home = inference.back_off(away)
+    assert np.array_equal(home.v[0], state.home.v[0])
+    assert float(home.caution) == 0.5
+    assert not np.any(home.sampler.momentum[0])
+
+
+def test_what_auto_came_to_is_told(data):
+    x, y = data
+    few = SGHMC().remarks(deep(x), ArraySource(x, y), ())
+    told = "hyperparameters='variational', energy='bound', control_variate=False, step_size=0.1"
+    assert few == (f"For 30 rows, SGHMC has chosen {told}: set them to choose others.",)
+    settled = SGHMC(hyperparameters="fixed", energy="bound", control_variate=True, step_size=0.1)
+    assert settled.remarks(deep(x), ArraySource(x, y), ()) == ()
+
+
+def test_the_papers_settings_are_a_recipe():
+    inference = tuned_inference("sghmc", "havasi2018", labels=False, num_data=5000)
+    assert (inference.burn_in, inference.sampling, inference.draws, inference.batch_size) == (
+        20_000,
+        10_000,
+        200,
+        10_000,
+    )
+    assert (inference.metric, inference.control_variate, inference.hyperparameters) == ("scale", False, "moving-window")
+    assert [phase.name for phase in inference.plan(5000, None)] == ["burn-in", "sampling"]
+
+
+def test_chains_can_start_at_draws_of_the_prior(data, key):
+    x, y = data
+    inference = SGHMC(chains=50, hyperparameters="moving-window", start="prior")
+    state = inference.init(deep(x), ArraySource(x, y), key=key)
+    values = np.concatenate([np.ravel(leaf) for leaf in state.v])
+    assert abs(values.mean()) < 4.5 / np.sqrt(values.size)
+    assert values.var() == pytest.approx(1.0, abs=4.5 * np.sqrt(2.0 / values.size))

@@ -87,7 +87,8 @@ def convergence(posterior: Any, x: Any, *, seed: int = 0) -> Convergence | None:
         return None
     f = latent_draws(posterior, x, seed=seed)
     energy = np.asarray(posterior.energy)[:, :, None]
-    return describe_chains(np.concatenate([f.reshape(*f.shape[:2], -1), energy], axis=2))
+    judgement = describe_chains(np.concatenate([f.reshape(*f.shape[:2], -1), energy], axis=2))
+    return dataclasses.replace(judgement, verdict=" ".join((judgement.verdict, *posterior.doubts())))
 
 
 def describe_chains(
@@ -122,8 +123,10 @@ def latent_draws(posterior: SampledPosterior, x: Any, *, seed: int = 0) -> Float
 def kurtosis_p_values(draws: np.ndarray, *, count: int = 100, seed: int = 0) -> np.ndarray:
     """p-values of the hypothesis that a coordinate's draws are Gaussian, for ``count`` coordinates chosen at random.
 
-    The kurtosis test of Anscombe and Glynn (1983) assumes independent draws, so each coordinate is first thinned to its
-    effective sample size.
+    The kurtosis test of Anscombe and Glynn (1983) assumes independent draws, so each chain is first thinned to the
+    effective sample size that it has by itself. Between chains nothing is asked: were the posterior Gaussian, settled
+    chains would agree, and chains that sit in different modes are what the test is there to find. Chains that are too
+    short to settle look the same: judge them by their R-hat, see :func:`coordinate_r_hat`.
 
     Args:
         draws: (chains, draws, ...): several layers' inducing values, for instance, flattened and joined.
@@ -136,15 +139,25 @@ def kurtosis_p_values(draws: np.ndarray, *, count: int = 100, seed: int = 0) -> 
     flat = np.asarray(draws, np.float64).reshape(*draws.shape[:2], -1)
     rng = np.random.default_rng(seed)
     chosen = rng.choice(flat.shape[2], min(count, flat.shape[2]), replace=False)
-    sizes = np.asarray(array_stats.ess(flat[:, :, chosen], chain_axis=0, draw_axis=1))
-    values = [_thin(flat[:, :, column], size) for column, size in zip(chosen, sizes, strict=True)]
+    alone = [array_stats.ess(chain[None], chain_axis=0, draw_axis=1) for chain in flat[:, :, chosen]]
+    sizes = np.minimum(np.asarray(alone), flat.shape[1])
+    values = [_thin(flat[:, :, column], size) for column, size in zip(chosen, sizes.T, strict=True)]
     return np.array([kurtosistest(value).pvalue for value in values])
 
 
-def _thin(draws: Float[np.ndarray, "chains draws"], size: float) -> np.ndarray:
-    """About ``size`` evenly spaced draws, all chains together."""
-    step = int(np.ceil(draws.size / max(size, 1.0)))
-    thinned = draws[:, step // 2 :: step].ravel()
+def coordinate_r_hat(draws: np.ndarray, *, count: int = 100, seed: int = 0) -> np.ndarray:
+    """R-hat of the coordinates that :func:`kurtosis_p_values` tests with the same ``count`` and ``seed``."""
+    from arviz_stats.base import array_stats
+
+    flat = np.asarray(draws, np.float64).reshape(*draws.shape[:2], -1)
+    chosen = np.random.default_rng(seed).choice(flat.shape[2], min(count, flat.shape[2]), replace=False)
+    return np.asarray(array_stats.rhat(flat[:, :, chosen], chain_axis=0, draw_axis=1))
+
+
+def _thin(draws: Float[np.ndarray, "chains draws"], sizes: Float[np.ndarray, " chains"]) -> np.ndarray:
+    """About ``sizes`` evenly spaced draws of each chain, all chains together."""
+    steps = np.ceil(draws.shape[1] / np.maximum(sizes, 1.0)).astype(int)
+    thinned = np.concatenate([chain[step // 2 :: step] for chain, step in zip(draws, steps, strict=True)])
     if len(thinned) < _SMALLEST_SAMPLE:
         raise DataError(
             f"Only {len(thinned)} of {draws.size} draws are independent, but a test of Gaussianity needs "

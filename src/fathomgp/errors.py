@@ -25,6 +25,10 @@ class NonFiniteError(NumericalError):
     """NaN or infinity appeared where only finite numbers make sense."""
 
 
+class DivergenceError(NumericalError):
+    """A sampler ran away from what the data say, however short its steps."""
+
+
 class ModelFileError(FathomError, ValueError):
     """A saved model or checkpoint is damaged, foreign, or written by a newer version."""
 

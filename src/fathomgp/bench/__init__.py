@@ -8,7 +8,6 @@ from fathomgp.bench._methods import METHODS as METHODS
 from fathomgp.bench._methods import configure as configure
 from fathomgp.bench._methods import label as label
 from fathomgp.bench._multimodal import fit_toy as fit_toy
-from fathomgp.bench._multimodal import mode_shares as mode_shares
 from fathomgp.bench._multimodal import open_multimodal_results as open_multimodal_results
 from fathomgp.bench._multimodal import save_multimodal_figure as save_multimodal_figure
 from fathomgp.bench._multimodal import toy_row as toy_row

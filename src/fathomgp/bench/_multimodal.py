@@ -4,6 +4,8 @@ Seven points on a step. Two layers explain them in two ways that mirror each oth
 second layer rises, or both fall. The hidden layer's prior mean is zero, so neither is preferred. The paper's points
 are only in its picture; these are ours.
 
+Chains start at draws of the prior, in either mode; only a chain that goes from one to the other, and back, has mixed.
+
     mode A: f1(x_7) > f1(x_1),     mode B: f1(x_7) < f1(x_1)
 """
 
@@ -19,7 +21,7 @@ from fathomgp.bench._figures import save_figure
 from fathomgp.bench._results import ResultFile
 from fathomgp.data import ArraySource
 from fathomgp.fitting import fit_model
-from fathomgp.inference import DSVI, SGHMC, AbstractPosterior
+from fathomgp.inference import DSVI, SGHMC, AbstractPosterior, SampledPosterior
 from fathomgp.kernels import kernel_from_name
 from fathomgp.likelihoods import Gaussian
 from fathomgp.means import Zero
@@ -32,10 +34,10 @@ X = np.linspace(-1.5, 1.5, 7)[:, None]
 Y = np.array([-1.0, -1.0, -1.0, 0.0, 1.0, 1.0, 1.0])[:, None]
 
 METHODS = {
-    "sghmc": SGHMC(3000, 3000, draws=60, chains=8, step_size=0.02, hyperparameters="fixed"),
+    "sghmc": SGHMC(3000, 60_000, draws=600, chains=4, hyperparameters="fixed", start="prior"),
     "dsvi": DSVI(steps=2000, shallow_start=False, test_samples=200, inner_root=0.1),
 }
-COLUMNS = ("seed", "method", "mode_a", "mode_b", "modes_found")
+COLUMNS = ("seed", "method", "mode_a", "mode_b", "modes_found", "crossings")
 KEY = ("seed", "method")
 #: A mode counts as found when so large a share of the draws is in it.
 _FOUND = 0.02
@@ -63,18 +65,26 @@ def fit_toy(method: str, seed: int) -> AbstractPosterior:
 
 
 @double_precision
-def mode_shares(posterior: AbstractPosterior) -> tuple[float, float]:
-    """The shares of draws in mode A and in mode B."""
+def in_mode_a(posterior: AbstractPosterior) -> np.ndarray:
+    """Whether each draw is in mode A: (chains, draws), one chain where nothing was sampled."""
     hidden = posterior.propagate(jnp.asarray(X[[0, -1]]), key=jax.random.key(0))[0]
-    rises = float(np.mean(np.asarray(hidden[:, 1, 0] > hidden[:, 0, 0])))
-    return rises, 1.0 - rises
+    rises = np.asarray(hidden[:, 1, 0] > hidden[:, 0, 0])
+    return rises.reshape(posterior.energy.shape if isinstance(posterior, SampledPosterior) else (1, -1))
 
 
-def toy_row(method: str, seed: int, shares: tuple[float, float]) -> dict[str, Any]:
+def crossings(rises: np.ndarray) -> list[int]:
+    """How often each chain went from one mode to the other, from draw to draw."""
+    return [int(np.sum(chain[1:] != chain[:-1])) for chain in rises]
+
+
+def toy_row(method: str, seed: int, posterior: AbstractPosterior) -> dict[str, Any]:
     """A row of results."""
+    rises = in_mode_a(posterior)
+    shares = float(np.mean(rises)), float(np.mean(~rises))
     found = sum(share >= _FOUND for share in shares)
     a, b = (round(share, 4) for share in shares)
-    return {"seed": seed, "method": method, "mode_a": a, "mode_b": b, "modes_found": found}
+    mixing = " ".join(map(str, crossings(rises))) if isinstance(posterior, SampledPosterior) else ""
+    return {"seed": seed, "method": method, "mode_a": a, "mode_b": b, "modes_found": found, "crossings": mixing}
 
 
 @double_precision

@@ -27,12 +27,19 @@ def multimodal(
             if row is None or seed == 0:
                 last[method, seed] = bench.fit_toy(method, seed)
             if row is None:
-                results.append(bench.toy_row(method, seed, bench.mode_shares(last[method, seed])))
-                typer.echo("{method}, seed {seed}: mode A {mode_a}, mode B {mode_b}".format(**results.rows[-1]))
+                results.append(bench.toy_row(method, seed, last[method, seed]))
+                typer.echo(
+                    "{method}, seed {seed}: mode A {mode_a}, mode B {mode_b}; crossings {crossings}".format(
+                        **results.rows[-1]
+                    )
+                )
     table = []
     for method in ("sghmc", "dsvi"):
         found = [int(row["modes_found"]) for row in results.rows if row["method"] == method]
-        table.append({"method": method, "seeds": len(found), "both modes": found.count(2), "one": found.count(1)})
+        crossings = [row["crossings"] for row in results.rows if row["method"] == method]
+        mixing = " ".join(map(str, crossings)) if method == "sghmc" else ""
+        both = {"both modes": found.count(2), "one": found.count(1), "crossings of each chain": mixing}
+        table.append({"method": method, "seeds": len(found)} | both)
     show_table(table, title="Seeds whose draws are in both modes, and in one")
     figure = bench.save_multimodal_figure({"sghmc": last["sghmc", 0], "dsvi": last["dsvi", 0]}, out.with_suffix(".png"))
     typer.echo(f"Results: {out}\nFigure: {figure}")
@@ -54,7 +61,7 @@ def gaussianity(
     from fathomgp.inference import SGHMC
 
     check_csv(out, "--out")
-    inference = SGHMC(burn_in, sampling, draws=max(1, sampling // 20), chains=chains)
+    inference = SGHMC(burn_in, sampling, draws=max(1, sampling // 20), chains=chains, start="prior")
     results, rows = bench.open_gaussianity_results(out), []
     for name in words(datasets, "--datasets"):
         for layers in dict.fromkeys((1, depth)):
@@ -63,7 +70,7 @@ def gaussianity(
                 results.append(bench.judge_gaussianity(name, layers, inference, num_inducing=num_inducing))
                 row = results.rows[-1]
             rows.append(row)
-    columns = ("dataset", "depth", "tested", "draws", "smallest_p", "below_threshold")
+    columns = ("dataset", "depth", "tested", "draws", "smallest_p", "below_threshold", "apart")
     show_table([{name: row[name] for name in columns} for row in rows], title="p-values of a Gaussian; threshold 1e-5")
     typer.echo(f"Results: {out}\nFigure: {bench.save_gaussianity_figure(rows, out.with_suffix('.png'))}")
 

@@ -86,7 +86,24 @@ RECIPE_SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         "shallow_start": False,
         "inner_root": 1e-5,
         "parameterisation": "whitened",
-    }
+    },
+    ("havasi2018", "sghmc"): {
+        "burn_in": 20_000,
+        "sampling": 10_000,
+        "draws": 200,
+        "chains": 1,
+        "batch_size": 10_000,
+        "step_size": 0.01,
+        "friction": 0.05,
+        "learning_rate": 0.01,
+        "decay": False,
+        "hyperparameters": "moving-window",
+        "window": 300,
+        "energy": "marginal",
+        "metric": "scale",
+        "control_variate": False,
+        "shallow_start": False,
+    },
 }
 #: Steps of that paper for all but its small and medium sets for regression (the largest has 45,730 rows), and for taxi.
 _MORE_STEPS, _MOST_STEPS = 100_000, 500_000

@@ -151,6 +151,8 @@ class _Run:
         if int(self.guard.total) > 0:
             self._say(f"{int(self.guard.total)} of {self.position.total} steps were not finite; they were undone.")
         posterior = self.inference.posterior(self.placement.collect(self.state), self.source)
+        for sentence in posterior.doubts():
+            self._say(sentence)
         history = {name: np.concatenate(parts) for name, parts in self.history.items()}
         return FitResult(posterior, history, tuple(self.messages), time.monotonic() - self.began)
 

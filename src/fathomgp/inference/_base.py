@@ -162,6 +162,10 @@ class AbstractPosterior(eqx.Module):
         f = self.draw_functions(x, key=function_key, n=n)
         return jax.vmap(lambda f, key: self.likelihood.sample(f, key=key))(f, jax.random.split(noise_key, n))
 
+    def doubts(self) -> tuple[str, ...]:
+        """Sentences about what may be wrong with this answer: a fit's messages end with them."""
+        return ()
+
     @property
     def likelihood(self) -> AbstractLikelihood:
         """The model's likelihood."""

@@ -11,6 +11,9 @@ from fathomgp.model import DeepGP, Whitener, condition_on, known
 from fathomgp.predictive import Mixture
 from fathomgp.tags import tagged
 
+#: Above this temperature a verdict says so.
+WARM = 1.1
+
 #: v of every layer; with leading axes where several chains or draws are meant.
 Values = tuple[Float[Array, "*stack _ _"], ...]
 
@@ -26,12 +29,26 @@ class SampledPosterior(AbstractPosterior):
         whiteners: the factors of k(Z, Z).
         v: the draws, (chains, draws, M, P) for every layer.
         energy: minus the log posterior density of each draw and datum, up to a constant, estimated from a batch.
+        temperatures: kinetic and configurational, means over the sampling phase: both are 1 where the draws are those
+            of the posterior; ``None`` where there were too few steps to tell.
     """
 
     model: DeepGP
     whiteners: tuple[Whitener, ...]
     v: tuple[Float[Array, "chains draws _ _"], ...]
     energy: Float[Array, "chains draws"]
+    temperatures: Float[Array, "2"] | None = None
+
+    def doubts(self) -> tuple[str, ...]:
+        """Whether the chains were too warm."""
+        if self.temperatures is None or float(jnp.max(self.temperatures)) <= WARM:
+            return ()
+        kinetic, configurational = (float(value) for value in self.temperatures)
+        return (
+            f"The chains were too warm: their temperature is {kinetic:.2f} (kinetic) and {configurational:.2f} "
+            f"(configurational) where 1 is right, so that error bars may be {max(kinetic, configurational) ** 0.5:.2f} "
+            "times as wide as they should be. Lower step_size or raise batch_size.",
+        )
 
     @property
     def num_samples(self) -> int:

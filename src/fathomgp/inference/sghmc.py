@@ -14,9 +14,20 @@ data, and one sample path a row for the integral over the inner layers. For the 
                  Snelson and Ghahramani (2006): what inducing points leave open widens the predictive density of a row,
                  so that noise may differ from place to place.
 
-The default is "bound" where the data fit into one batch, and "marginal" where there are more: on test data the latter
-gains 0.20 nats a datum on protein, 0.004 on kin8nm, and loses 0.006 on power. On boston and concrete it overfits: noise
-fell to 3e-4. Both were chosen on those test scores.
+"auto" is "bound" up to 1,024 rows and "marginal" above: with the sampler of old, whose minibatches heated the chains,
+the latter gained 0.20 nats a datum on the test rows of protein, 0.004 on kin8nm, and lost 0.006 on power; on boston and
+concrete it overfitted: noise fell to 3e-4. Both were chosen on those test scores.
+
+The chains move in coordinates T^-1 v in which each layer has unit curvature (:mod:`~fathomgp.inference._curvature`),
+so that one step size suits all rows and noises. Now and then a sweep over all data finds T where each chain is, and the
+gradient there; until the next one a minibatch only has to say what has changed since,
+
+    grad U(v) = v + (N / B) [grad_B(v) - grad_B(home)] + grad(home),        grad of minus the log likelihood,
+
+with the same sample paths at both places. The gradient's variance is then about M / B instead of N / B, in units of the
+posterior's precision; what is left of it heats the chains, and their temperature says how much: the mean of p^2
+(kinetic), and that of (v - home) . grad U (configurational), are 1 a coordinate where the draws are the posterior's. In
+the sampling phase T stands still.
 
 Burn-in tunes the sampler and the hyperparameters. The latter climb E[log p(y, v)] over draws v: those of a moving
 window of the chain's past (each step takes one at random), those of the last E-step (plain MCEM), or only the last one
@@ -27,7 +38,7 @@ Beyond the paper, the hyperparameters can climb DSVI's bound first; the chains t
 ("variational"). Where rows are few, windows are shorter than the chain's memory: hyperparameters fit the noise of a few
 draws, or, if chains move faster, inner layers whose draws look like the prior are switched off before they have learned
 anything. On boston (455 rows) both cost 0.2 to 1 nats a datum, and variational hyperparameters none. But all chains
-then start in the mode that q has found: whoever looks for others starts them at 0, with one of the other ways.
+then start in the mode that q has found: whoever looks for others starts them at draws of the prior.
 
 Several chains run side by side on batches of their own; they share the hyperparameters.
 """
@@ -46,7 +57,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fathomgp.compilation import program
 from fathomgp.data import AbstractSource, Batch
-from fathomgp.errors import SettingError
+from fathomgp.errors import DivergenceError, SettingError
 from fathomgp.inference._base import AbstractInference, AbstractInfo, Buffer, Phase, empty_buffer, slot_of
 from fathomgp.inference._curvature import Precisions, data_precisions, metric_root
 from fathomgp.inference._descent import DescentState, schedule
@@ -71,6 +82,8 @@ VARIATIONAL, BURN_IN, EXPECTATION, MAXIMISATION = "variational", "burn-in", "exp
 SWEEP, SAMPLING = "sweep", "sampling"
 #: How the chains' steps are scaled.
 METRICS = ("curvature", "scale")
+#: Where the chains start.
+STARTS = ("auto", "prior")
 #: Up to so many rows "auto" takes the ways for few rows.
 _FEW_ROWS = 1024
 #: Sweeps in burn-in, fewer, but not below the second number, where they would take more than a tenth of its steps.
@@ -79,6 +92,9 @@ _SWEEPS, _FEWEST_SWEEPS, _SWEEP_SHARE = 8, 3, 10
 _SWEEP_PATHS = 4
 #: What gradient noise may add to the temperature; the rate of the moving average that watches it.
 _USUAL_WARMTH, _WARMTH_RATE = 0.03, 0.01
+#: Temperatures count once their standard error is below the first number; above the second, or after step sizes had to
+#: be divided by more than the third, there is no answer.
+_TEMPERATURE_ERROR, _REFUSED, _MOST_CAUTION = 0.05, 3.0, 2.0**-8
 #: A chain that has climbed by so many nats, for each of its coordinates and each row, has diverged.
 _CLIMB = 10.0
 
@@ -182,18 +198,24 @@ class SGHMC(AbstractInference):
         draws: kept of each chain, evenly spaced over the sampling phase; the paper has 200.
         chains: independent chains; with several, the verdict after a fit can tell whether they agree.
         batch_size: rows a batch; data with fewer rows are used whole. The paper has 10,000.
-        step_size: the sampler's eps; ``None``: 0.03, but 0.01 where hyperparameters follow chains whose data fit into
-            one batch. Larger steps mix inner layers before they have learned (energy then loses 0.4 nats at 0.03).
+        step_size: the sampler's eps, and the most that burn-in may take it to: it lowers it where gradient noise heats
+            the chains. ``"auto"`` is 0.1, or 0.01 in the metric "scale".
         friction: the sampler's a.
         learning_rate: Adam's, of the hyperparameters; it falls to a tenth along a cosine over the last half of burn-in.
-        hyperparameters: ``"variational"``, ``"moving-window"``, ``"mcem"``, ``"naive"`` or ``"fixed"``; ``None``:
-            variational where the data fit into one batch, else the moving window (which gains 0.03 on kin8nm).
+        hyperparameters: ``"variational"``, ``"moving-window"``, ``"mcem"``, ``"naive"`` or ``"fixed"``; ``"auto"``:
+            variational up to 1,024 rows, else the moving window.
         window: past draws among which a step of the hyperparameters chooses.
         mcem_draws: draws of an E-step of plain MCEM.
         mcem_steps: steps of an E-step, and of an M-step, of plain MCEM.
-        energy: ``"bound"`` or ``"marginal"``: how the last layer's f enters, see above; ``None``: the former where the
-            data fit into one batch, else the latter.
+        energy: ``"bound"`` or ``"marginal"``: how the last layer's f enters, see above; ``"auto"``: the former up to
+            1,024 rows, else the latter.
+        metric: ``"curvature"``, or ``"scale"``: the paper's, the size of each coordinate's gradient.
+        control_variate: whether minibatches say only what has changed since the last sweep; ``"auto"``: where the data
+            fill several.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only).
+        start: where the chains start: ``"prior"``, at draws of it; ``"auto"``, at draws of DSVI's q, or where there is
+            none at v = 0, in the last layer at draws of the shallow start's.
+        decay: whether the hyperparameters' learning rate falls at all.
     """
 
     separates: ClassVar[bool] = True
@@ -213,6 +235,8 @@ class SGHMC(AbstractInference):
     metric: str = eqx.field(static=True, default="curvature")
     control_variate: bool | str = eqx.field(static=True, default="auto")
     shallow_start: bool = eqx.field(static=True, default=True)
+    start: str = eqx.field(static=True, default="auto")
+    decay: bool = eqx.field(static=True, default=True)
 
     def __check_init__(self):
         for name in ("burn_in", "sampling", "draws", "chains", "batch_size", "window", "mcem_draws", "mcem_steps"):
@@ -228,6 +252,7 @@ class SGHMC(AbstractInference):
             "energy": ("auto", *ENERGIES),
             "metric": METRICS,
             "control_variate": ("auto", True, False),
+            "start": STARTS,
         }
         for name, choices in options_of.items():
             if getattr(self, name) not in choices:
@@ -241,6 +266,8 @@ class SGHMC(AbstractInference):
         v = tuple(jnp.tile(q.mean[None], (self.chains, 1, 1)) for q in initial_q(model))
         if way == "variational":
             variational = self._dsvi(model).init(model, data, key=start_key)
+        elif self.start == "prior":
+            v = _prior_draws(v, key=draw_key)
         elif self.shallow_start and way != "fixed" and isinstance(model.likelihood, Gaussian):
             model, last = shallow_start(model, data, key=start_key)
             v = (*v[:-1], *_draw((last,), self.chains, key=draw_key))
@@ -279,6 +306,18 @@ class SGHMC(AbstractInference):
         burn_in = -(-burn_in * total // (burn_in + sampling))
         last = self._stretch(SAMPLING, total - burn_in, self.chains, num_data, sweeps=1)
         return tuple(phase for phase in (*self._burn_in_phases(burn_in, num_data), *last) if phase.steps > 0)
+
+    def remarks(self, model: DeepGP, data: AbstractSource, plan: tuple[Phase, ...]) -> tuple[str, ...]:
+        """What "auto" came to."""
+        rows, usual = data.num_data, step_size_of(self.metric)
+        chosen = {
+            "hyperparameters": self._way(rows),
+            "energy": self._energy(rows),
+            "control_variate": self._controls(rows),
+            "step_size": usual,
+        }
+        told = ", ".join(f"{name}={value!r}" for name, value in chosen.items() if getattr(self, name) == "auto")
+        return (f"For {rows} rows, SGHMC has chosen {told}: set them to choose others.",) if told else ()
 
     def enter(self, phase: Phase, state: SGHMCState, data: AbstractSource, *, key: PRNGKeyArray) -> SGHMCState:
         """Take in what a sweep has found; factorise where the hyperparameters stand still; make room for draws."""
@@ -343,7 +382,24 @@ class SGHMC(AbstractInference):
         draws = jax.tree.map(lambda leaf: leaf[fine], state.draws.values)
         if len(fine) == 0:
             draws = jax.tree.map(lambda leaf: leaf[None], (state.v, jnp.zeros_like(state.v[0][:, 0, 0])))
-        return SampledPosterior(state.model, whiteners, *jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), draws))
+        v, energy = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), draws)
+        return SampledPosterior(state.model, whiteners, v, energy, self._temperatures(state))
+
+    def _temperatures(self, state: SGHMCState) -> Float[Array, "2"] | None:
+        """Those of the sampling phase, if it was long enough to tell; an error where the chains have run away."""
+        if state.heat is None or int(state.steps) == 0:
+            return None
+        number = self.friction * int(state.steps) * sum(leaf.size for leaf in state.v)
+        temperatures = state.heat / float(state.steps)
+        judged = (2.0 / number) ** 0.5 < _TEMPERATURE_ERROR
+        if float(state.caution) < _MOST_CAUTION or (judged and not float(jnp.max(temperatures)) < _REFUSED):
+            kinetic, configurational = (float(value) for value in temperatures)
+            raise DivergenceError(
+                f"The chains ran away from the data: with step sizes divided by {1.0 / float(state.caution):g} their "
+                f"temperature is {kinetic:.3g} (kinetic) and {configurational:.3g} (configurational) where 1 is right, "
+                "so that there is no answer. Set a smaller step_size, or use method='dsvi'."
+            )
+        return temperatures if judged else None
 
     def _way(self, num_data: int) -> str:
         """How hyperparameters are learned."""
@@ -417,6 +473,7 @@ class SGHMC(AbstractInference):
         if state.variational is None:
             return state
         v = _draw(state.variational.q, self.chains, key=key)
+        v = _prior_draws(v, key=key) if self.start == "prior" else v
         return dataclasses.replace(state, model=state.variational.model, v=v, variational=None)
 
     def _look(self, state: SGHMCState, batch: Batch, key: PRNGKeyArray) -> tuple[SGHMCState, SGHMCInfo]:
@@ -453,8 +510,8 @@ class SGHMC(AbstractInference):
         roots = state.roots
         if roots is not None and state.sweep is not None:
             roots = _metric(sweep.precisions, num_data / rows)
-        settled = phase.name == SAMPLING or 2 * phase.begins >= (phase.stretch or phase.steps)
-        pace = self._pace(state) if settled and state.sweep is not None else state.pace
+        moved = phase.name == SAMPLING or phase.begins > 0
+        pace = self._pace(state) if moved and state.sweep is not None else state.pace
         return dataclasses.replace(state, home=home, roots=roots, pace=pace, sweep=None)
 
     def _pace(self, state: SGHMCState) -> Float[Array, ""]:
@@ -465,9 +522,10 @@ class SGHMC(AbstractInference):
         # The moving average is worth so many independent temperatures, each a mean of squares of normal numbers.
         number = self.friction / _WARMTH_RATE * sum(leaf.size for leaf in state.v)
         excess = state.warmth - 1.0
-        surely = jnp.maximum(excess - 3.0 * (2.0 / number) ** 0.5, _USUAL_WARMTH)
+        error = (2.0 / number) ** 0.5
+        surely = jnp.maximum(excess - 3.0 * error, _USUAL_WARMTH)
         factor = jnp.maximum(jnp.sqrt(_USUAL_WARMTH / surely), 0.3)
-        return jnp.minimum(state.pace * jnp.where(excess < _USUAL_WARMTH, 2.0, factor), 1.0)
+        return jnp.minimum(state.pace * jnp.where(excess < _USUAL_WARMTH + error, 1.5, factor), 1.0)
 
     def _move(
         self, phase: Phase, state: SGHMCState, whiteners: Whiteners, batches: Batch, key: PRNGKeyArray
@@ -517,8 +575,7 @@ class SGHMC(AbstractInference):
         return new, SGHMCInfo(jnp.mean(energy), ok, jnp.asarray(False), _jitter(whiteners), *heat)
 
     def _eps(self) -> float:
-        usual = 0.1 if self.metric == "curvature" else 0.01
-        return usual if self.step_size == "auto" else float(self.step_size)
+        return step_size_of(self.metric) if self.step_size == "auto" else float(self.step_size)
 
     def _climb(
         self, state: SGHMCState, factors: "Factors", batch: Batch, key: PRNGKeyArray
@@ -536,7 +593,9 @@ class SGHMC(AbstractInference):
         gradient = jax.tree.map(lambda a, b: a - b / batch.num_data.astype(b.dtype), gradient, slope)
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             updates, adam = self._adam().update(gradient, state.adam)
-        pace = state.caution * schedule(state.steps, state.horizon, state.caution.dtype)
+        pace = state.caution
+        if self.decay:
+            pace = pace * schedule(state.steps, state.horizon, state.caution.dtype)
         model = eqx.combine(jax.tree.map(lambda a, b: a + pace * b, learned, updates), constant)
         ok = jnp.isfinite(value) & all_finite(model)
         new = dataclasses.replace(state, model=model, adam=adam)
@@ -649,6 +708,11 @@ def model_gradient(
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
+def step_size_of(metric: str) -> float:
+    """The sampler's eps where nobody has set it."""
+    return 0.1 if metric == "curvature" else 0.01
+
+
 def usual_burn_in(batches: int) -> int:
     """How many steps of burn-in data that fill so many batches need.
 
@@ -728,6 +792,12 @@ def _draw(q: tuple[Any, ...], chains: int, *, key: PRNGKeyArray) -> Values:
         return layer.mean[None] + jnp.einsum("pmn,cnp->cmp", layer.root, noise)
 
     return tuple(map(one, q, jax.random.split(key, len(q))))
+
+
+def _prior_draws(v: Values, *, key: PRNGKeyArray) -> Values:
+    """A draw of the prior for every chain."""
+    keys = jax.random.split(key, len(v))
+    return tuple(jax.random.normal(one, leaf.shape, leaf.dtype) for one, leaf in zip(keys, v, strict=True))
 
 
 def _room(v: Values, slots: int) -> Buffer:
