@@ -512,7 +512,8 @@ class SGHMC(AbstractInference):
             roots = _metric(sweep.precisions, num_data / rows)
         moved = phase.name == SAMPLING or phase.begins > 0
         pace = self._pace(state) if moved and state.sweep is not None else state.pace
-        return dataclasses.replace(state, home=home, roots=roots, pace=pace, sweep=None)
+        one = jnp.ones_like(state.warmth)  # what heated one stretch says nothing about the next
+        return dataclasses.replace(state, home=home, roots=roots, pace=pace, warmth=one, sweep=None)
 
     def _pace(self, state: SGHMCState) -> Float[Array, ""]:
         """Slower where the chains have become warm, since what noise adds to the temperature goes with eps^2.
