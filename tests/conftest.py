@@ -18,6 +18,7 @@ _HOOK.__enter__()
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
@@ -75,6 +76,14 @@ def flag_off():
     """JAX as a user finds it: 32-bit by default, ordinary promotion."""
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture
+def as_given(flag_off):
+    """No type checks from outside: what a user passes arrives at the library, whatever it is."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What commands do to files: no input is overwritten, outputs are whole or absent, bad files end in one line."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -12,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fathomgp
 from fathomgp._outputs import check_writable, refuse_inputs, replacing
 from fathomgp.bench import ResultFile
+from fathomgp.cli._files import TableWriter
 from fathomgp.cli._fit import _hold_out
 from fathomgp.errors import DataError, SettingError
 
@@ -74,6 +75,20 @@ def test_outputs_are_whole_or_absent(tmp_path):
         pass
 
 
+def test_labels_do_not_become_formulas(tmp_path, capsys):
+    labels = ["=1+1", "+x", "-x", "@x", "\tx", "-1", "+2.5", "-", "plain", "a=b", ""]
+    frame = pd.DataFrame({"label": labels, "=p": 1.0, "p_=1+1": -1.0})
+    for suffix in ("csv", "parquet"):
+        with TableWriter(tmp_path / f"o.{suffix}") as writer:
+            writer.write(frame)
+            writer.write(frame)
+    found = pd.read_csv(tmp_path / "o.csv", keep_default_na=False)
+    assert found.label.tolist() == ["'=1+1", "'+x", "'-x", "'@x", "'\tx", "-1", "+2.5", "'-", "plain", "a=b", ""] * 2
+    assert found.columns.tolist() == ["label", "'=p", "p_=1+1"]
+    assert capsys.readouterr().err.count("got an apostrophe in front") == 1
+    assert pd.read_parquet(tmp_path / "o.parquet").label.tolist() == labels * 2
+
+
 def test_a_file_that_is_no_result_file_is_not_cut(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text("a,b\n1,2\n3,4")
@@ -96,11 +111,10 @@ def test_a_figure_does_not_replace_the_results_beside_it(run, tmp_path):
 def test_a_fit_replaces_a_model_only_when_told_to(run, table, tmp_path):
     command = ("fit", table, "--target", "b", "--out", tmp_path / "m", *EXACT)
     run(*command)
-    before = json.loads((tmp_path / "m" / "model.json").read_text())
-    assert "add --force to replace it" in run(*command, "--random-state", "5", code=2).stderr
-    assert json.loads((tmp_path / "m" / "model.json").read_text()) == before
+    assert "holds a model already: name" in run(*command, "--random-state", "5", code=2).stderr
+    assert fathomgp.load(tmp_path / "m").random_state == 0
     run(*command, "--random-state", "5", "--force")
-    assert json.loads((tmp_path / "m" / "model.json").read_text()) != before
+    assert fathomgp.load(tmp_path / "m").random_state == 5
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -231,4 +245,4 @@ def test_a_request_to_end_keeps_the_fit(table, tmp_path):
     _, errors = process.communicate(timeout=120)
     assert "Stopped by the user after" in errors
     assert process.returncode == 0
-    assert (tmp_path / "m" / "model.json").exists()
+    assert fathomgp.load(tmp_path / "m").n_iter_ > 0

@@ -51,6 +51,7 @@ class TestAccepted:
         )
         assert read_inputs(frame)[0].tolist() == [[1.0, 1.0, 1.0], [2.0, 0.0, 0.0]]
 
+    @pytest.mark.filterwarnings("ignore:.*look alike")
     @given(arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(1, 4)), elements=st.floats(-1e300, 1e300)))
     def test_any_finite_array_passes_unchanged(self, X):
         np.testing.assert_array_equal(read_inputs(X)[0], X)

@@ -208,7 +208,7 @@ def test_kernels_by_name(name, ard):
         (lambda: RBF(active_dims=(0, 2)).gram(jnp.ones((4, 2))), "reaches beyond the inputs, which have 2 columns"),
         (lambda: ArcCosine(3), "order must be 0, 1 or 2, but it is 3"),
         (lambda: ArcCosine(1, bias_variance=0.0), "bias_variance must be greater than 0"),
-        (lambda: Polynomial(0), "degree must be 1 or more, but it is 0"),
+        (lambda: Polynomial(0), "degree must be a whole number from 1 to 100, but it is 0"),
         (lambda: Periodic(period=-1.0), "period must be greater than 0"),
         (lambda: Sum(), "Sum needs at least one kernel"),
         (lambda: flattened(Product, (RBF(), 2.0)), r"Product takes kernels.*Constant\(2.0\)"),

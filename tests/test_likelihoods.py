@@ -301,7 +301,7 @@ def test_registry():
         likelihood_from_name("gausian")
     with pytest.raises(SettingError, match=r"'robustmax' cannot be built from.*num_classes"):
         likelihood_from_name("robustmax")
-    with pytest.raises(SettingError, match="num_classes must be at least 2"):
+    with pytest.raises(SettingError, match="num_classes must be a whole number from 2"):
         likelihood_from_name("softmax", num_classes=1)
     with pytest.raises(SettingError, match="epsilon must lie between 0 and"):
         RobustMax(2, epsilon=0.7)

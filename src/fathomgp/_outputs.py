@@ -54,10 +54,10 @@ def replacing(path: str | os.PathLike) -> Iterator[pathlib.Path]:
 def check_writable(directory: str | os.PathLike, what: str) -> None:
     """Refuse a directory in which no file can be made, or which cannot be made itself; nothing is left behind."""
     place = pathlib.Path(directory).absolute()
-    there = next(parent for parent in (place, *place.parents) if parent.exists())
     try:
+        there = next(parent for parent in (place, *place.parents) if parent.exists())
         with tempfile.NamedTemporaryFile(dir=there):
             pass
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise SettingError(f"{what} {directory} cannot be written ({reason}): name another directory.") from None

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, Shaped
 
+from fathomgp._checks import shown
 from fathomgp.errors import SettingError
 from fathomgp.precision import default_float
 from fathomgp.tags import tagged
@@ -64,7 +65,7 @@ def real(value: ArrayLike | Parameter, *, trainable: bool = True) -> Parameter:
     """A parameter on the real line."""
     if isinstance(value, Parameter):
         return value
-    return Parameter(_as_float(value), None, trainable)
+    return Parameter(_as_float(value, "parameter"), None, trainable)
 
 
 def positive(
@@ -73,7 +74,7 @@ def positive(
     """A parameter above ``lower`` (default 0). ``name`` appears in the message when ``value`` is not."""
     if isinstance(value, Parameter):
         return value
-    array = _as_float(value)
+    array = _as_float(value, name)
     if not isinstance(array, jax.core.Tracer):
         values = np.asarray(array)
         if not (np.all(np.isfinite(values)) and np.all(values > lower)):
@@ -127,8 +128,11 @@ def _set_trainable(model: T, where: Callable[[T], Any], trainable: bool) -> T:
     return eqx.tree_at(where, model, replace_fn=lambda node: jax.tree.map(switch, node, is_leaf=is_parameter))
 
 
-def _as_float(value: ArrayLike) -> Shaped[Array, "..."]:
+def _as_float(value: ArrayLike, name: str) -> Shaped[Array, "..."]:
     dtype = getattr(value, "dtype", None)
     if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and isinstance(value, jax.Array):
         return value
-    return jnp.asarray(value, default_float())
+    try:
+        return jnp.asarray(value, default_float())
+    except (TypeError, ValueError, OverflowError):
+        raise SettingError(f"{name} must be a number, or numbers, but it is {shown(value)}.") from None

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from fathomgp import _answers
+from fathomgp._checks import as_numbers, real_number, shown
 from fathomgp.compilation import power_of_two, program, question_rows
 from fathomgp.errors import DataError, NotPositiveDefiniteError, SettingError
 from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood
@@ -156,10 +157,10 @@ class Predictive(eqx.Module):
 
         One number gives the shape of :meth:`mean`; a list gives one such answer a quantile, stacked.
         """
-        levels = np.asarray(q, np.float64)
-        if levels.ndim > 1 or not np.all((levels > 0.0) & (levels < 1.0)):
+        levels = as_numbers(q, "q")
+        if levels.ndim > 1 or levels.size == 0 or not np.all((levels > 0.0) & (levels < 1.0)):
             raise SettingError(
-                f"q must be one number or a list of numbers between 0 and 1, without the ends; it is {q}."
+                f"q must be one number or a list of numbers between 0 and 1, without the ends; it is {shown(q)}."
             )
         answers = [
             self._shape(self._units(self._ask(_answers.quantile, extra=(jnp.asarray(level),))))
@@ -170,8 +171,8 @@ class Predictive(eqx.Module):
     @double_precision
     def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """The central interval that holds y with probability ``level``: its lower and upper ends."""
-        if not 0.0 < level < 1.0:
-            raise SettingError(f"level must lie between 0 and 1, such as 0.95, but it is {level}.")
+        if not 0.0 < real_number(level, "level") < 1.0:
+            raise SettingError(f"level must lie between 0 and 1, such as 0.95, but it is {shown(level)}.")
         lower, upper = self.quantile([0.5 - 0.5 * level, 0.5 + 0.5 * level])
         return lower, upper
 
@@ -197,8 +198,8 @@ class Predictive(eqx.Module):
             n: the number of draws.
             random_state: a seed, a NumPy generator, or ``None`` for fresh entropy.
         """
-        if n < 1:
-            raise SettingError(f"n, the number of draws, must be at least 1, but it is {n}.")
+        if not isinstance(n, int | np.integer) or not 1 <= n < 1 << 31:
+            raise SettingError(f"n, the number of draws, must be a whole number of at least 1, but it is {shown(n)}.")
         key_components, key = jax.random.split(_key(random_state))
         log_weights = np.asarray(self.mixture.log_weights, np.float64)
         components = _choose_components(key_components, log_weights, n)
@@ -275,7 +276,7 @@ class Predictive(eqx.Module):
 
     def _read(self, y: Any) -> np.ndarray:
         """Targets as (N, P), NaN for missing."""
-        values, (rows, outputs) = np.asarray(y, np.float64), (self.mixture.num_rows, self.shift.shape[0])
+        (rows, outputs), values = (self.mixture.num_rows, self.shift.shape[0]), _target_values(y)
         if values.ndim == 0:
             return np.full((rows, outputs), values)
         if values.ndim == 1 and outputs == 1:
@@ -354,6 +355,18 @@ def _pad(x: np.ndarray, axis: int, value: float, rows: int | None = None) -> np.
 
 
 def _key(random_state: RandomState) -> PRNGKeyArray:
-    if isinstance(random_state, (int, np.integer)):
-        return jax.random.key(int(random_state))
-    return jax.random.key(int(np.random.default_rng(random_state).integers(2**63 - 1)))
+    if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool):
+        if -(1 << 63) <= random_state < 1 << 63:
+            return jax.random.key(int(random_state))
+    elif random_state is None or isinstance(random_state, np.random.Generator):
+        return jax.random.key(int(np.random.default_rng(random_state).integers(2**63 - 1)))
+    raise SettingError(
+        f"random_state must be a whole number of 64 bits, a NumPy generator or None, but it is {shown(random_state)}."
+    )
+
+
+def _target_values(y: Any) -> np.ndarray:
+    try:
+        return np.asarray(y, np.float64)
+    except Exception:
+        raise DataError(f"y must hold numbers, but it is {shown(y)}.") from None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fathomgp._outputs import replacing
+from fathomgp.cli._console import note
 from fathomgp.data import Frame, check_suffix
 from fathomgp.data._tables import near_miss
 from fathomgp.errors import DataError, SettingError
@@ -52,6 +53,21 @@ def take_targets(table: Frame, targets: Sequence[str], name: str) -> Any:
     return table[targets[0]] if len(targets) == 1 else table[list(targets)]
 
 
+def _as_text(value: Any) -> Any:
+    """A cell that a spreadsheet shows instead of running it: formulas begin with one of these signs."""
+    if not isinstance(value, str) or value[:1] not in ("=", "+", "-", "@", "\t", "\r", "\n") or _is_number(value):
+        return value
+    return f"'{value}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 class TableWriter:
     """Writes a CSV or Parquet file block by block; it appears under its name when it is complete, or not at all."""
 
@@ -60,7 +76,7 @@ class TableWriter:
         if path.is_dir():
             raise SettingError(f"{path} is a directory: name a file.")
         self._is_parquet = path.suffix.lower() == ".parquet"
-        self._path = path
+        self._path, self._told = path, False
         self._writer: Any = None
 
     def __enter__(self) -> "TableWriter":
@@ -74,8 +90,19 @@ class TableWriter:
         if self._is_parquet:
             self._write_parquet(block)
         else:
-            block.to_csv(self._part, mode="a" if self._writer else "w", header=not self._writer, index=False)
+            harmless = self._without_formulas(block)
+            harmless.to_csv(self._part, mode="a" if self._writer else "w", header=not self._writer, index=False)
             self._writer = True
+
+    def _without_formulas(self, block: Frame) -> Frame:
+        """The block with an apostrophe before whatever a spreadsheet would run; the first time it is said."""
+        marked = block.rename(columns=_as_text)
+        for name in marked.columns[[dtype.kind not in "biuf" for dtype in marked.dtypes]]:
+            marked[name] = marked[name].map(_as_text)
+        if not self._told and not marked.astype(object).equals(block.astype(object)):
+            self._told = True
+            note(f"Labels in {self._path.name} that begin like a formula of a spreadsheet got an apostrophe in front.")
+        return marked
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         self._end.__exit__(kind, value, trace)

@@ -154,10 +154,12 @@ def _looks_like_labels(y: Any) -> bool:
 
 def _check_directory(out: Path, *, force: bool) -> None:
     """Refuse a place where the model cannot go, before any work."""
+    from fathomgp.persistence import bundle_exists
+
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out is {out}, which is a file: name a directory.")
     check_writable(out, "--out")
-    held = next((name for name in ("model.json", "report.html") if (out / name).exists()), None)
+    held = "a model" if bundle_exists(out, "model") else "a report" if (out / "report.html").exists() else None
     if held is not None and not force:
         raise SettingError(f"--out {out} holds {held} already: name another directory, or add --force to replace it.")
 

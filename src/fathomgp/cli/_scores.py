@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fathomgp.data import read_labels
+from fathomgp.data import read_labels, read_targets
 from fathomgp.errors import DataError
 from fathomgp.metrics import accuracy, auc, brier, mae, rmse, smse
 from fathomgp.predictive import Predictive
@@ -14,7 +14,9 @@ LEVELS = (0.5, 0.9, 0.95)
 
 def named_scores(answer: Predictive, y: Any) -> list[dict[str, float]]:
     """For each output: the name of a score to its value. Missing targets (NaN) do not count."""
-    targets = np.asarray(y, np.float64)
+    read = read_targets(y, missing="mask", more=True)
+    targets = np.where(read.observed, read.Y, np.nan)
+    targets = targets[:, 0] if read.squeeze else targets
     if np.isnan(targets).all(axis=0).any():
         raise DataError("A target has no measured value in the rows to be scored: give rows whose target is known.")
     figures = {"log density": answer.log_density(targets, per_output=True), "CRPS": answer.crps(targets)}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from fathomgp._checks import shown
 from fathomgp.data._tables import Targets, _loaded, index_of, place_of
 from fathomgp.errors import DataError, SettingError
 
@@ -55,7 +56,16 @@ def _label_column(y: Any) -> tuple[np.ndarray, str | None]:
     name = getattr(y, "name", None)
     if _loaded(y, "pandas", "Series"):
         y = y.to_numpy() if y.dtype.kind in "biuf" else y.astype(object).where(y.notna(), None).to_numpy()
-    return _one_dimension(np.asarray(y)), name if isinstance(name, str) and name else None
+    elif _loaded(y, "polars", "Series"):
+        y = y.to_list()
+    return _one_dimension(_as_labels(y)), name if isinstance(name, str) and name else None
+
+
+def _as_labels(y: Any) -> np.ndarray:
+    try:
+        return np.asarray(y)
+    except Exception as error:
+        raise DataError(f"y holds no labels ({shown(error)}): give one label per row of X.") from error
 
 
 def _one_dimension(array: np.ndarray) -> np.ndarray:
@@ -67,7 +77,7 @@ def _one_dimension(array: np.ndarray) -> np.ndarray:
         raise DataError(f"y has the shape {array.shape}, but one label a row is needed: give y one dimension.")
     if array.dtype.kind not in "OUbiuf":
         raise DataError(f"Unknown label type: y has the dtype {array.dtype}: give text, whole numbers or booleans.")
-    return column_or_1d(array, warn=True)
+    return np.ravel(column_or_1d(array, warn=True))
 
 
 def _is_missing(values: np.ndarray) -> np.ndarray:
@@ -85,7 +95,9 @@ def _one_type(labels: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
         if text.any() and not text.all():
             where = place(int(np.argmin(text)))
             raise DataError(f"y mixes text with other labels ({labels[~text][0]!r} in {where}): make all labels text.")
-        labels = labels if text.any() else np.asarray(labels.tolist())
+        labels = labels if text.any() else _as_labels(labels.tolist())
+        if labels.ndim != 1 or labels.dtype.kind == "c":
+            raise DataError(f"Unknown label type: y holds {shown(labels[0])}: give text, whole numbers or booleans.")
     if labels.dtype.kind == "f":
         fractional = ~np.isfinite(labels) | (labels != np.floor(labels))
         if fractional.any():
@@ -98,7 +110,12 @@ def _one_type(labels: np.ndarray, place: Callable[[int], str]) -> np.ndarray:
 
 
 def _distinct(labels: np.ndarray) -> np.ndarray:
-    classes = np.unique(labels)
+    try:
+        classes = np.unique(labels)
+    except TypeError as error:
+        raise DataError(
+            f"Unknown label type: y holds {shown(labels[0])}: give text, whole numbers or booleans."
+        ) from error
     if len(classes) < 2:
         only = f"a single class ({classes[0]!s})" if len(classes) else "no known label"
         raise DataError(f"y holds {only}, but at least 2 classes are needed: add rows of another class.")

@@ -7,16 +7,19 @@ imported for that: an object of theirs can only arrive when they are already loa
 import difflib
 import pathlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from fathomgp._checks import shown
 from fathomgp.data._files import read_blocks
 from fathomgp.errors import DataError, DataWarning, SettingError
 from fathomgp.notices import tell
 
+#: A value so many times as far from the median of its column as the others are leaves no digits for them.
+_FAR_APART = 1e6
 _NUMBERS = "biuf"  # NumPy's kinds: bool, integer, unsigned, float
 
 
@@ -73,6 +76,8 @@ def read_inputs(
         _check_columns(table, feature_names, num_features)
     values = _as_numbers(table)
     _check_finite(table, values, remedy="fill such entries or drop their rows")
+    if fitting:
+        _name_dominating_cells(table, values, np.ones(values.shape, bool))
     return values, table.names
 
 
@@ -103,6 +108,7 @@ def read_targets(
     _check_finite(table, np.where(observed, values, 0.0), remedy="drop such rows, or pass missing='mask' for NaN")
     if not more:
         _check_observed(table, values, observed, warn_constant=kind != "class")
+        _name_dominating_cells(table, values, observed)
     return Targets(np.where(observed, values, 0.0), observed, table.is_vector, table.names)
 
 
@@ -207,10 +213,28 @@ def _frame_columns(data: Any) -> tuple[list[Any], list[np.ndarray]] | None:
     if _loaded(data, "pandas", "DataFrame"):
         return list(data.columns), [_pandas_column(data.iloc[:, j]) for j in range(data.shape[1])]
     if _loaded(data, "polars", "DataFrame"):
-        return list(data.columns), [column.to_numpy() for column in data.get_columns()]
+        return list(data.columns), [_polars_column(column) for column in data.get_columns()]
     if _loaded(data, "pyarrow", "Table"):
-        return list(data.column_names), [column.to_numpy() for column in data.columns]
+        return list(data.column_names), [_plainly(column.to_numpy, column) for column in data.columns]
     return None
+
+
+def _polars_column(series: Any) -> np.ndarray:
+    import polars
+
+    # Whole numbers of 128 bits and decimals are numbers too, though NumPy has no type for them.
+    return _plainly((series.cast(polars.Float64) if series.dtype.is_numeric() else series).to_numpy, series)
+
+
+def _plainly(convert: Callable[[], Any], data: Any) -> np.ndarray:
+    """What a conversion to NumPy gives; whatever it raises, the data cannot be used."""
+    try:
+        return convert()
+    except Exception as error:
+        kind = getattr(data, "type", getattr(data, "dtype", type(data).__name__))
+        raise DataError(
+            f"Values of the kind {kind} cannot be read ({shown(error)}): turn them into numbers."
+        ) from error
 
 
 def _loaded(value: Any, module: str, *types: str) -> bool:
@@ -222,19 +246,23 @@ def _loaded(value: Any, module: str, *types: str) -> bool:
 def _pandas_column(series: Any) -> np.ndarray:
     # Nullable integers and booleans would arrive as objects; their dtype says that they are numbers.
     if series.dtype.kind in _NUMBERS:
-        return series.to_numpy(dtype=np.float64, na_value=np.nan)
-    return series.to_numpy()
+        return _plainly(lambda: series.to_numpy(dtype=np.float64, na_value=np.nan), series)
+    return _plainly(series.to_numpy, series)
 
 
 def _as_array(data: Any, name: str) -> np.ndarray:
     if _loaded(data, "pandas", "Series"):
         return _pandas_column(data)
+    if _loaded(data, "polars", "Series"):
+        return _polars_column(data)
     if isinstance(data, np.ma.MaskedArray):
-        return np.ma.filled(data.astype(np.float64), np.nan)
+        return np.ma.filled(_plainly(lambda: data.astype(np.float64), data), np.nan)
     try:
         array = np.asarray(data)
     except ValueError as error:
         raise DataError(f"The rows of {name} differ in length: give every row the same number of values.") from error
+    except Exception as error:
+        raise DataError(f"{name} cannot be read as numbers ({shown(error)}): give an array or a table.") from error
     # NumPy turns a list of numbers and words into words: keep the values apart, to name the offending column.
     return np.asarray(data, dtype=object) if array.dtype.kind in "US" and isinstance(data, list | tuple) else array
 
@@ -389,6 +417,27 @@ def _check_observed(
         if warn_constant and len(seen) > 1 and np.all(seen == seen[0]):
             message = f"{table.label(j)} is constant ({seen[0]:g}): the fit can only repeat this value."
             tell(message, DataWarning, stacklevel=4)
+
+
+def _name_dominating_cells(table: _Table, values: Float64[np.ndarray, "N D"], known: Bool[np.ndarray, "N D"]) -> None:
+    """Warn of values beside which all others of their column look alike once the column is standardised."""
+    for j in range(values.shape[1]):
+        column = values[known[:, j], j]
+        with np.errstate(over="ignore"):
+            apart = np.abs(column - np.median(column))
+        usual = np.median(apart[apart > 0.0]) if np.any(apart > 0.0) else np.inf
+        far = apart / _FAR_APART > usual
+        if far.any():
+            worst = int(np.argmax(apart))
+            row = int(np.flatnonzero(known[:, j])[worst])
+            others = f" and {far.sum() - 1} more" if far.sum() > 1 else ""
+            tell(
+                f"{table.label(j)} holds {column[worst]:g} in {table.place(row)}{others}, {apart[worst] / usual:.0e} "
+                "times as far from the middle as the others are: beside it they all look alike, so check it, drop the "
+                "row or take logarithms.",
+                DataWarning,
+                stacklevel=4,
+            )
 
 
 def _listing(names: Sequence[str], most: int = 5) -> str:

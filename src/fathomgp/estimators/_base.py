@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from fathomgp._checks import check_flag, shown
 from fathomgp._outputs import check_writable
 from fathomgp.compilation import power_of_two, program, question_rows, repeat_last_row
 from fathomgp.data import ParquetSource, Standardizer, Targets, read_inputs, read_targets
@@ -25,6 +25,7 @@ from fathomgp.estimators._settings import (
     PREDICT,
     check_count,
     choose,
+    draw_seed,
     find_method,
     key_for,
     tuned_inference,
@@ -154,7 +155,7 @@ class _DeepGPEstimator(BaseEstimator):
     def _draw_seed(self) -> int:
         # A checkpoint can only be resumed by a run with the same seed.
         random_state = 0 if self.random_state is None and self.checkpoint is not None else self.random_state
-        return int(check_random_state(random_state).randint(2**31 - 1))
+        return draw_seed(random_state)
 
     @property
     def model_(self):
@@ -178,7 +179,7 @@ class _DeepGPEstimator(BaseEstimator):
         """Joint draws of y, as numbers: (N, n_samples), or (N, P, n_samples) for several outputs."""
         check_count("n_samples", n_samples)
         inputs = self._read(X)
-        key = jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
+        key = jax.random.key(draw_seed(random_state))
         y = self.posterior_.sample_y(self._padded(inputs, power_of_two(len(inputs), smallest=16)), key=key, n=n_samples)
         y = np.asarray(y)[:, : len(inputs)]
         outputs = y.shape[2]
@@ -216,6 +217,13 @@ class _DeepGPEstimator(BaseEstimator):
         check_count("num_inducing", self.num_inducing)
         if self.batch_size is not None and not method.uses_batches:
             raise SettingError(f"method={self.method!r} sees all rows at every step: leave batch_size=None.")
+        check_flag(self.early_stopping, "early_stopping")
+        if self.verbose is not None:
+            check_flag(self.verbose, "verbose")
+        if self.callbacks is not None and not _all_callable(self.callbacks):
+            raise SettingError(f"callbacks must be a list of functions, but it is {shown(self.callbacks)}.")
+        if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
+            raise SettingError(f"checkpoint must name a directory, but it is {shown(self.checkpoint)}.")
         if self.checkpoint is not None:
             check_writable(self.checkpoint, "checkpoint")
 
@@ -303,6 +311,10 @@ class _DeepGPEstimator(BaseEstimator):
 def joint_moments(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Means of y, and its covariances between rows, in standard units: one program."""
     return posterior.predict_y(x, key=key, full_cov=True).standard_moments()
+
+
+def _all_callable(callbacks: Any) -> bool:
+    return isinstance(callbacks, list | tuple) and all(map(callable, callbacks))
 
 
 def _block_rows(rows: int, samples: int) -> int:

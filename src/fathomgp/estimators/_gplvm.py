@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from fathomgp._checks import check_flag
 from fathomgp.compilation import power_of_two, repeat_last_row
 from fathomgp.data import ArraySource, Standardizer, read_inputs
-from fathomgp.estimators._settings import FIT, check_count, key_for
+from fathomgp.estimators._settings import FIT, check_count, draw_seed, key_for
 from fathomgp.fitting import fit_model
 from fathomgp.inference import LatentInputsPosterior, MeanField, infer_inputs
 from fathomgp.likelihoods import Gaussian
@@ -83,8 +83,10 @@ class GPLVM(TransformerMixin, BaseEstimator):
         for name in ("n_components", "depth", "num_inducing"):
             check_count(name, getattr(self, name))
         check_count("max_iter", self.max_iter, optional=True)
+        if self.verbose is not None:
+            check_flag(self.verbose, "verbose")
         Y, _ = read_inputs(X, estimator=self, reset=True)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = draw_seed(self.random_state)
         self.scaler_ = Standardizer.fit(Y)
         scaled = np.asarray(self.scaler_.transform(Y))
         self.pca_ = pca(scaled, self.n_components)

@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
+from fathomgp._checks import check_flag
 from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
-from fathomgp.errors import SettingError
+from fathomgp.errors import DataError, SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
 from fathomgp.estimators._streaming import LearnsOn
 from fathomgp.likelihoods import AbstractLikelihood, likelihood_from_name
@@ -137,6 +139,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """Means of y, with standard deviations or covariances between rows of y (noise included) if asked for."""
+        return_std, return_cov = check_flag(return_std, "return_std"), check_flag(return_cov, "return_cov")
         if return_std and return_cov:
             raise SettingError("return_std and return_cov exclude each other: ask for one of the two.")
         if return_cov:
@@ -154,6 +157,14 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Joint draws of y at the rows of X: (N, n_samples), or (N, P, n_samples) for several outputs."""
         return self._sample_targets(X, n_samples, random_state)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The coefficient of determination, averaged over outputs; targets are read as :meth:`fit` does."""
+        check_is_fitted(self, "posterior_")
+        Y, outputs = read_targets(y, more=True).Y, len(self.y_scaler_.shift)
+        if Y.shape[1] != outputs:
+            raise DataError(f"y has {Y.shape[1]} outputs, but the fit had {outputs}.")
+        return super().score(X, Y, sample_weight)
 
     def _likelihood(self) -> AbstractLikelihood:
         likelihood = self.likelihood

@@ -9,7 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
+from sklearn.utils import check_random_state
 
+from fathomgp._checks import shown
+from fathomgp.data import check_seed
 from fathomgp.errors import SettingError
 from fathomgp.inference import (
     AEP,
@@ -123,6 +126,8 @@ LABEL_STEPS = 500
 #: What an estimator's seed decides: numbers that the seed's key is folded with. No two share a number drawn.
 FIT, PREDICT, LEARN_ON = 0, 1, 2
 
+#: Counts are in 32 bits.
+_MOST = (1 << 31) - 1
 #: The floating-point type of the data; parameters are in float64 except in "single".
 PRECISIONS: dict[str, Any] = {"double": np.float64, "mixed": np.float32, "single": np.float32}
 
@@ -176,9 +181,9 @@ def choose(name: str, value: Any, options: Any) -> str:
     """``value`` if it is one of the options, else a sentence that lists them and the nearest."""
     if isinstance(value, str) and value in options:
         return value
-    close = difflib.get_close_matches(str(value).lower(), list(options), n=1)
+    close = difflib.get_close_matches(value.lower(), list(options), n=1) if isinstance(value, str) else ()
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise SettingError(f"{name}={value!r} is unknown: choose one of {', '.join(map(repr, options))}.{hint}")
+    raise SettingError(f"{name}={shown(value)} is unknown: choose one of {', '.join(map(repr, options))}.{hint}")
 
 
 def key_for(seed: int, purpose: int) -> PRNGKeyArray:
@@ -194,5 +199,18 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> int | None:
     if value is None and optional:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise SettingError(f"{name} must be a whole number of at least 1, but it is {value!r}.")
+        raise SettingError(f"{name} must be a whole number of at least 1, but it is {shown(value)}.")
+    if int(value) > _MOST:
+        raise SettingError(f"{name} must be at most {_MOST:,}, but it is {shown(value)}.")
     return int(value)
+
+
+def draw_seed(random_state: Any) -> int:
+    """A seed for keys, from what scikit-learn takes as ``random_state``: a number, a ``RandomState``, or ``None``."""
+    if (
+        random_state is not None
+        and random_state is not np.random
+        and not isinstance(random_state, np.random.RandomState)
+    ):
+        random_state = check_seed(random_state, "random_state")
+    return int(check_random_state(random_state).randint(2**31 - 1))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, Shaped
 
+from fathomgp._checks import check_types_first
 from fathomgp.compilation import RUN_SELDOM, program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
@@ -213,6 +214,10 @@ class AbstractInference(eqx.Module):
     """
 
     separates: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        check_types_first(cls)
 
     @abc.abstractmethod
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> Any:

@@ -1,12 +1,16 @@
 """What every kernel asks of its arguments: shapes that fit, columns that exist, dtypes that follow the inputs."""
 
+import operator
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float
 
+from fathomgp._checks import shown
 from fathomgp.errors import SettingError
 from fathomgp.parameters import Parameter, positive
 
+_LAST_COLUMN = (1 << 31) - 1
 ActiveDims = tuple[int, ...] | None
 
 
@@ -32,9 +36,12 @@ def checked_dims(active_dims: ActiveDims) -> ActiveDims:
     """``active_dims`` as a tuple of distinct column numbers."""
     if active_dims is None:
         return None
-    dims = tuple(int(dim) for dim in active_dims)
-    if not dims or min(dims) < 0 or len(set(dims)) < len(dims):
-        raise SettingError(f"active_dims must name distinct columns, counted from 0, but it is {dims}.")
+    try:
+        dims = tuple(operator.index(dim) for dim in active_dims)
+    except TypeError:
+        dims = ()
+    if not dims or min(dims) < 0 or max(dims) > _LAST_COLUMN or len(set(dims)) < len(dims):
+        raise SettingError(f"active_dims must name distinct columns, counted from 0, but it is {shown(active_dims)}.")
     return dims
 
 

@@ -1,10 +1,12 @@
 """The contract that every kernel keeps."""
 
 import abc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 from jaxtyping import Array, Float
+
+from fathomgp._checks import check_types_first
 
 if TYPE_CHECKING:
     from fathomgp.kernels._algebra import Product, Sum
@@ -16,6 +18,10 @@ class AbstractKernel(eqx.Module):
     A final kernel implements :meth:`gram` and :meth:`diagonal`. It adds no jitter: that is the work of
     :mod:`fathomgp.linalg`. ``kernel(x)`` and ``kernel(x, x2)`` are short for :meth:`gram`.
     """
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        check_types_first(cls)
 
     @abc.abstractmethod
     def gram(self, x1: Float[Array, "N D"], x2: Float[Array, "M D"] | None = None) -> Float[Array, "N M"]:

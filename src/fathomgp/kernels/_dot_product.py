@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from fathomgp._checks import whole_number
 from fathomgp.errors import SettingError
 from fathomgp.kernels._arguments import (
     ActiveDims,
@@ -89,9 +90,7 @@ class Polynomial(AbstractKernel):
         *,
         active_dims: ActiveDims = None,
     ):
-        if degree < 1:
-            raise SettingError(f"degree must be 1 or more, but it is {degree}.")
-        self.degree = degree
+        self.degree = whole_number(degree, "degree", 1, 100)
         self.active_dims = checked_dims(active_dims)
         self.variance = positive_per_column(variance, "variance", self.active_dims)
         self.offset = positive_number(offset, "offset")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
+from fathomgp._checks import shown
 from fathomgp.errors import SettingError
 from fathomgp.kernels._base import AbstractKernel
 from fathomgp.kernels._dot_product import ArcCosine, Linear, NeuralNetwork, Polynomial
@@ -63,7 +64,7 @@ def kernel_from_name(
         >>> kernel_from_name("matern52", 3, lengthscale=2.0).lengthscale.shape
         (3,)
     """
-    if name not in KERNELS:
+    if not isinstance(name, str) or name not in KERNELS:
         raise SettingError(_unknown(name))
     if input_dim < 1:
         raise SettingError(f"input_dim must be 1 or more, but it is {input_dim}.")
@@ -80,7 +81,7 @@ def _fitting(value: ArrayLike, name: str, shape: tuple[int, ...]) -> Values:
     return array
 
 
-def _unknown(name: str) -> str:
-    nearest = difflib.get_close_matches(name.lower(), KERNELS, n=1, cutoff=0.5)
+def _unknown(name: object) -> str:
+    nearest = difflib.get_close_matches(str(name).lower(), KERNELS, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    return f"Unknown kernel {name!r}.{hint} The known kernels are: {', '.join(KERNELS)}."
+    return f"Unknown kernel {shown(name)}.{hint} The known kernels are: {', '.join(KERNELS)}."

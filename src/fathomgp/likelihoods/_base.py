@@ -1,11 +1,13 @@
 """The contract that every likelihood keeps."""
 
 import abc
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
+
+from fathomgp._checks import check_types_first
 
 
 class AbstractLikelihood(eqx.Module):
@@ -23,6 +25,10 @@ class AbstractLikelihood(eqx.Module):
     scales_targets: ClassVar[bool]
     #: "real", "count" or "class": the kind of values that y takes.
     target_kind: ClassVar[str]
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        check_types_first(cls)
 
     @abc.abstractmethod
     def num_latents(self, num_outputs: int) -> int:

@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from fathomgp.errors import SettingError
+from fathomgp._checks import whole_number
 from fathomgp.likelihoods._base import AbstractLikelihood
 from fathomgp.likelihoods._checks import refuse, refuse_infinite
+
+#: More classes than this are no classes.
+_MOST = 100_000
 
 
 class AbstractClassLikelihood(AbstractLikelihood):
@@ -70,6 +73,4 @@ def one_hot(y: Float[Array, "N P"], num_classes: int) -> Bool[Array, "R K"]:
 
 def check_num_classes(num_classes: int) -> int:
     """Refuse fewer than two classes."""
-    if num_classes < 2:
-        raise SettingError(f"num_classes must be at least 2, but it is {num_classes}.")
-    return int(num_classes)
+    return whole_number(num_classes, "num_classes", 2, _MOST)

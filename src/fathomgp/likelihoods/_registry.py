@@ -4,6 +4,7 @@ import difflib
 import inspect
 from typing import Any
 
+from fathomgp._checks import shown
 from fathomgp.errors import SettingError
 from fathomgp.likelihoods._base import AbstractLikelihood
 from fathomgp.likelihoods._bernoulli import Bernoulli
@@ -31,10 +32,10 @@ def likelihood_from_name(name: str, **kwargs: Any) -> AbstractLikelihood:
         >>> likelihood_from_name("robustmax", num_classes=3).num_latents(1)
         3
     """
-    if name not in LIKELIHOODS:
+    if not isinstance(name, str) or name not in LIKELIHOODS:
         near = difflib.get_close_matches(str(name).lower(), LIKELIHOODS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise SettingError(f"There is no likelihood {name!r}; the names are {', '.join(LIKELIHOODS)}.{hint}")
+        raise SettingError(f"There is no likelihood {shown(name)}; the names are {', '.join(LIKELIHOODS)}.{hint}")
     try:
         inspect.signature(LIKELIHOODS[name]).bind(**kwargs)
     except TypeError as fault:

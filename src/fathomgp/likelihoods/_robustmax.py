@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp._checks import real_number
 from fathomgp._rules import legendre
 from fathomgp.errors import SettingError
 from fathomgp.likelihoods._classes import AbstractClassLikelihood, check_num_classes, one_hot
@@ -45,7 +46,7 @@ class RobustMax(AbstractClassLikelihood):
 
     def __init__(self, num_classes: int, epsilon: float = 1e-3):
         self.num_classes = check_num_classes(num_classes)
-        self.epsilon = float(epsilon)
+        self.epsilon = epsilon = real_number(epsilon, "epsilon")
         chance = 1.0 - 1.0 / num_classes
         if not 0.0 < epsilon < chance:
             raise SettingError(

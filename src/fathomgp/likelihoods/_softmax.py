@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fathomgp._checks import whole_number
 from fathomgp._rules import normal_points
 from fathomgp.errors import SettingError
 from fathomgp.likelihoods._classes import AbstractClassLikelihood, check_num_classes, one_hot
@@ -37,7 +38,8 @@ class Softmax(AbstractClassLikelihood):
     def __init__(self, num_classes: int, num_points: int | None = None):
         self.num_classes = check_num_classes(num_classes)
         smallest = 1 << (4 * num_classes - 1).bit_length()
-        self.num_points = max(128, smallest) if num_points is None else max(int(num_points), smallest)
+        wanted = 128 if num_points is None else whole_number(num_points, "num_points", 1, 1 << 24)
+        self.num_points = max(wanted, smallest)
 
     def __check_init__(self):
         if not 1 <= self.num_points <= _MOST_POINTS:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from fathomgp._checks import shown
 from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, AbstractStationary, Convolution
 from fathomgp.means import AbstractMean, Constant, linear_map
@@ -203,10 +204,10 @@ def find_architecture(architecture: str | AbstractArchitecture) -> AbstractArchi
     """An architecture by its name, or itself."""
     if isinstance(architecture, AbstractArchitecture):
         return architecture
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         close = difflib.get_close_matches(str(architecture).lower(), ARCHITECTURES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise SettingError(
-            f"architecture={architecture!r} is unknown: choose one of {', '.join(map(repr, ARCHITECTURES))}.{hint}"
+            f"architecture={shown(architecture)} is unknown: choose one of {', '.join(map(repr, ARCHITECTURES))}.{hint}"
         )
     return ARCHITECTURES[architecture]

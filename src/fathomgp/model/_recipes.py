@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fathomgp._checks import shown
 from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, kernel_from_name
 from fathomgp.likelihoods import AbstractLikelihood, refuse_sizes
@@ -25,6 +26,8 @@ from fathomgp.priors import (
 )
 from fathomgp.tags import tagged
 
+#: A setting beyond these is a slip: the model would not fit into memory.
+_DEEPEST, _WIDEST = 100, 10_000
 #: Rows a weight of all the linear means, below which they stay as they are.
 _ROWS_A_WEIGHT = 12
 #: What likelihoods call the size of their noise.
@@ -124,6 +127,8 @@ def build_model(
     refuse_sizes(likelihood, num_outputs)
     if depth < 1:
         raise SettingError(f"depth counts GP layers and must be at least 1, but it is {depth}.")
+    if depth > _DEEPEST:
+        raise SettingError(f"depth counts GP layers and must be at most {_DEEPEST}, but it is {shown(depth)}.")
     input_dim = x.shape[1]
     widths = _widths(hidden_dim, depth, joined.width(input_dim, chosen.max_width))
     joined.check(input_dim, widths)
@@ -249,8 +254,8 @@ def kmeans_centres(x: np.ndarray, num_centres: int, *, seed: int = 0) -> np.ndar
 def _find_recipe(recipe: str | Recipe) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
-    if recipe not in RECIPES:
-        raise SettingError(f"There is no recipe {recipe!r}; choose one of {', '.join(sorted(RECIPES))}.")
+    if not isinstance(recipe, str) or recipe not in RECIPES:
+        raise SettingError(f"There is no recipe {shown(recipe)}; choose one of {', '.join(sorted(RECIPES))}.")
     return RECIPES[recipe]
 
 
@@ -258,7 +263,9 @@ def _widths(hidden_dim: int | Sequence[int] | None, depth: int, default: int) ->
     widths = _per_layer(default if hidden_dim is None else hidden_dim, depth - 1, "hidden_dim")
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
-            raise SettingError(f"hidden_dim must be a whole number of at least 1, but it is {width!r}.")
+            raise SettingError(f"hidden_dim must be a whole number of at least 1, but it is {shown(width)}.")
+        if width > _WIDEST:
+            raise SettingError(f"hidden_dim must be at most {_WIDEST}, but it is {shown(width)}.")
     return [int(width) for width in widths]
 
 
