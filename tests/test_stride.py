@@ -717,11 +717,11 @@ def test_other_likelihoods_sample_the_last_layer_too(rng, key):
     model = build_model(x, likelihood, 1, depth=2, num_inducing=8)
     method = STRIDE(**(SMALL | {"moves": 60, "rounds": 3}))
     result = fit_model(method, model, ArraySource(x, targets(x)), key=key, verbose=False)
-    objective = result.history["objective"]
     assert np.all(result.history["ok"])
-    assert np.mean(objective[-10:]) < objective[0]
-    density = result.posterior.predict_y(jnp.asarray(x), key=key).log_density(targets(x))
-    assert np.all(np.isfinite(density))
+    y = targets(x)
+    density = result.posterior.predict_y(jnp.asarray(x), key=key).log_density(y)
+    # They begin at the mean of the variational start, where the likelihood is higher than at draws of the posterior.
+    assert np.mean(density) > np.mean(stats.poisson(np.mean(y)).logpmf(y)) + 0.2
 
 
 @pytest.mark.parametrize(
