@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pandas as pd
@@ -235,14 +234,29 @@ def test_a_directory_is_found_unwritable_before_the_work(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+CHILD = """
+import sys
+import fathomgp.cli
+from fathomgp.fitting import _loop
+
+class Telling(_loop.Reporter):
+    def update(self, event):
+        print("ready", flush=True)
+        super().update(event)
+
+_loop.Reporter = Telling
+fathomgp.cli.main()
+"""
+
+
 @pytest.mark.slow
 def test_a_request_to_end_keeps_the_fit(table, tmp_path):
-    command = [sys.executable, "-m", "fathomgp", "fit", str(table), "--target", "b", "--out", str(tmp_path / "m")]
-    options = ["--method", "dsvi", "--num-inducing", "5", "--depth", "2", "--max-iter", "100000000", "--checkpoint"]
-    process = subprocess.Popen([*command, *options, str(tmp_path / "c")], stderr=subprocess.PIPE, text=True)
-    time.sleep(30)
+    command = [sys.executable, "-c", CHILD, "fit", str(table), "--target", "b", "--out", str(tmp_path / "m")]
+    options = ["--method", "dsvi", "--num-inducing", "5", "--depth", "2", "--max-iter", "100000000"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=300)
     assert "Stopped by the user after" in errors
     assert process.returncode == 0
     assert fathomgp.load(tmp_path / "m").n_iter_ > 0

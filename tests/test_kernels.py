@@ -206,7 +206,7 @@ def test_kernels_by_name(name, ard):
         (lambda: RBF(active_dims=(0, 0)), r"active_dims must name distinct columns.*\(0, 0\)"),
         (lambda: White(active_dims=(-1,)), "active_dims must name distinct columns, counted from 0"),
         (lambda: RBF(active_dims=(0, 2)).gram(jnp.ones((4, 2))), "reaches beyond the inputs, which have 2 columns"),
-        (lambda: ArcCosine(3), "order must be 0, 1 or 2, but it is 3"),
+        (lambda: ArcCosine(3), "order must be a whole number from 0 to 2, but it is 3"),
         (lambda: ArcCosine(1, bias_variance=0.0), "bias_variance must be greater than 0"),
         (lambda: Polynomial(0), "degree must be a whole number from 1 to 100, but it is 0"),
         (lambda: Periodic(period=-1.0), "period must be greater than 0"),

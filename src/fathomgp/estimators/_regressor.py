@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import MultiOutputMixin, RegressorMixin
-from sklearn.utils.validation import check_is_fitted
 
 from fathomgp._checks import check_flag
 from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
@@ -160,8 +159,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The coefficient of determination, averaged over outputs; targets are read as :meth:`fit` does."""
-        check_is_fitted(self, "posterior_")
-        Y, outputs = read_targets(y, more=True).Y, len(self.y_scaler_.shift)
+        rows = len(self._read(X))
+        Y, outputs = read_targets(y, num_rows=rows, more=True).Y, len(self.y_scaler_.shift)
         if Y.shape[1] != outputs:
             raise DataError(f"y has {Y.shape[1]} outputs, but the fit had {outputs}.")
         return super().score(X, Y, sample_weight)

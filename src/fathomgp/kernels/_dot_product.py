@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 from fathomgp._checks import whole_number
-from fathomgp.errors import SettingError
 from fathomgp.kernels._arguments import (
     ActiveDims,
     active_columns,
@@ -143,8 +142,7 @@ class ArcCosine(AbstractKernel):
         *,
         active_dims: ActiveDims = None,
     ):
-        if order not in (0, 1, 2):
-            raise SettingError(f"order must be 0, 1 or 2, but it is {order}.")
+        order = whole_number(order, "order", 0, 2)
         self.order = order
         self.active_dims = checked_dims(active_dims)
         self.weight_variance = positive_per_column(weight_variance, "weight_variance", self.active_dims)
