@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int
 
+from fathomgp.compilation import padded_length
 from fathomgp.errors import DataError
 
 
@@ -252,7 +253,7 @@ class ArraySource(AbstractSource):
         rows = np.zeros(capacity * width, np.int32)
         rows[: count * width] = self._positions(start * width, count * width, ordered, seed)
         shape = (capacity, size) if batches_per_step == 1 else (capacity, batches_per_step, size)
-        return IndexFeed(self._on_device(self.num_data), jnp.asarray(rows.reshape(shape)))
+        return IndexFeed(self.everything(), jnp.asarray(rows.reshape(shape)))
 
     def fingerprint(self) -> str:
         """Shape, dtype and a hash of the values."""
@@ -289,15 +290,12 @@ class ArraySource(AbstractSource):
                 y=jnp.asarray(np.concatenate([self.y, np.zeros((extra, self.num_outputs), self.y.dtype)])),
                 observed=jnp.asarray(np.concatenate([self.observed, np.zeros((extra, self.num_outputs), bool)])),
                 weight=jnp.asarray(weight),
-                index=jnp.arange(rows, dtype=jnp.int32),
-                num_data=jnp.asarray(float(self.num_data), self.x.dtype),
+                index=jnp.asarray(np.arange(rows, dtype=np.int32)),
+                num_data=jnp.asarray(np.asarray(self.num_data, self.x.dtype)),
             )
         return self._device[rows]
 
 
 def padded_size(rows: int) -> int:
-    """The number of rows after padding: a power of two up to 256, the number itself above.
-
-    Below 256 rows a compilation costs more than the extra rows; above, cubic algorithms would pay for them.
-    """
-    return rows if rows > 256 else max(16, 1 << (rows - 1).bit_length())
+    """The number of rows after padding, so that data of many sizes share few programs: see ``padded_length``."""
+    return padded_length(rows, smallest=16)

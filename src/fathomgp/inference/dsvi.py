@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fathomgp.compilation import RUN_ONCE, program
+from fathomgp.compilation import RUN_ONCE, padded_length, program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInfo, Phase, rows_or_auto
@@ -415,9 +415,24 @@ def shallow_start(
     """
     subset = data.subset(rows, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
     dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
-    x, y, observed = (jnp.asarray(part) for part in subset)
+    count = len(subset[0])
+    x, y, observed = (_padded_rows(part) for part in subset)
     effort = (_ALONE_STEPS, 1e-6) if model.depth == 1 and data.num_data <= rows else (_START_STEPS, 1e-5)
-    return _shallow_start(model, x.astype(dtype), y.astype(dtype), observed, fit_means, effort)
+    fit_means = fit_means and _narrow_means(model, count, x.shape[1]) != ()
+    rows_there: Any = np.asarray(count, dtype)
+    return _shallow_start(model, _as(x, dtype), _as(y, dtype), _as(observed, bool), rows_there, fit_means, effort)
+
+
+def _as(part: np.ndarray, dtype: Any) -> Any:
+    """On the host in this type, so that no conversion is compiled."""
+    return np.asarray(part, dtype)
+
+
+def _padded_rows(part: np.ndarray) -> np.ndarray:
+    """The first row again and again, but False for what was measured, up to the ladder's length."""
+    extra = padded_length(len(part), smallest=16) - len(part)
+    filler = np.zeros_like(part[:1]) if part.dtype == bool else part[:1]
+    return np.concatenate([part, np.repeat(filler, extra, axis=0)])
 
 
 def num_start_rows(setting: int | str) -> int:
@@ -445,17 +460,16 @@ def without_shallow_start(inference: Any, model: DeepGP, data: AbstractSource) -
 
 @program
 def _shallow_start(
-    model: DeepGP, x: Array, y: Array, observed: Array, fit_means: bool, effort: tuple[int, float]
+    model: DeepGP, x: Array, y: Array, observed: Array, count: Array, fit_means: bool, effort: tuple[int, float]
 ) -> tuple[DeepGP, Whitened]:
-    """``effort``: L-BFGS steps at the most, and the relative gain that ends them."""
-    count = len(x)
+    """``count``: rows that are not padding; ``effort``: L-BFGS steps at the most, and the gain that ends them."""
     batch = Batch(
         x=inputs_at_means(model, x),
         y=y,
         observed=observed,
-        weight=jnp.ones(count, x.dtype),
-        index=jnp.arange(count, dtype=jnp.int32),
-        num_data=jnp.asarray(float(count), x.dtype),
+        weight=(jnp.arange(len(x)) < count).astype(x.dtype),
+        index=jnp.arange(len(x), dtype=jnp.int32),
+        num_data=count,
     )
 
     def seen(means: tuple[AbstractMean, ...]) -> Batch:
@@ -468,20 +482,24 @@ def _shallow_start(
         value, jitter = collapsed_elbo_and_jitter(parts[1], seen(parts[0]), shared=False)
         return -(value + log_prior(parts)) / batch.num_data, jitter
 
-    start = (_narrow_means(model, x) if fit_means else (), DeepGP(model.layers[-1:], model.likelihood))
+    start = (_inner_means(model) if fit_means else (), DeepGP(model.layers[-1:], model.likelihood))
     means, fitted = lbfgs_minimise(objective, start, max_steps=effort[0], tolerance=effort[1])
-    inner = _place_inducing(_with_means(model, means), x).layers[:-1] if means else model.layers[:-1]
+    inner = _place_inducing(_with_means(model, means), x, count).layers[:-1] if means else model.layers[:-1]
     deep = DeepGP((*inner, *fitted.layers), fitted.likelihood, model.skip_inputs, model.architecture)
     return deep, optimal_q(fitted, seen(means))
 
 
-def _narrow_means(model: DeepGP, x: Float[Array, "N D"]) -> tuple[AbstractMean, ...]:
+def _inner_means(model: DeepGP) -> tuple[AbstractMean, ...]:
+    return tuple(layer.mean for layer in model.layers[:-1])
+
+
+def _narrow_means(model: DeepGP, num_rows: int, num_inputs: int) -> tuple[AbstractMean, ...]:
     """The inner layers' means, if they lose inputs, are learned, and there are rows enough to fit them."""
-    means = tuple(layer.mean for layer in model.layers[:-1])
+    means = _inner_means(model)
     weights = sum(leaf.size for leaf in jax.tree.leaves(partition(means)[0]))
     passed_on = model.skip_inputs or not isinstance(model.architecture, Composition)
-    loses = not passed_on and any(layer.width < x.shape[1] for layer in model.layers[:-1])
-    return means if loses and 0 < weights * _ROWS_A_WEIGHT <= len(x) else ()
+    loses = not passed_on and any(layer.width < num_inputs for layer in model.layers[:-1])
+    return means if loses and 0 < weights * _ROWS_A_WEIGHT <= num_rows else ()
 
 
 def _with_means(model: DeepGP, means: tuple[AbstractMean, ...]) -> DeepGP:
@@ -489,7 +507,7 @@ def _with_means(model: DeepGP, means: tuple[AbstractMean, ...]) -> DeepGP:
     return eqx.tree_at(lambda m: [layer.mean for layer in m.layers[:-1]], model, list(means))
 
 
-def _place_inducing(model: DeepGP, x: Float[Array, "N D"]) -> DeepGP:
+def _place_inducing(model: DeepGP, x: Float[Array, "N D"], count: Float[Array, ""]) -> DeepGP:
     """Inducing inputs of the layers between the first and the last, at what the means make of some rows."""
     h = x
     for level in range(1, model.depth - 1):
@@ -497,7 +515,7 @@ def _place_inducing(model: DeepGP, x: Float[Array, "N D"]) -> DeepGP:
         z = model.layers[level].z
         assert z is not None
         shape = z.shape
-        rows = h[jnp.arange(math.prod(shape[:-1])) % len(h)].reshape(shape)
+        rows = h[jnp.arange(math.prod(shape[:-1])) % count.astype(jnp.int32)].reshape(shape)
         model = eqx.tree_at(lambda m, level=level: m.layers[level].z, model, real(rows))
     return model
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from fathomgp._checks import shown
+from fathomgp.compilation import padded_length, program, repeat_last_row
 from fathomgp.errors import SettingError
 from fathomgp.kernels import AbstractKernel, kernel_from_name
 from fathomgp.likelihoods import AbstractLikelihood, refuse_sizes
@@ -233,8 +235,16 @@ def _own_inducing(h: np.ndarray, layer: Layer, *, seed: int) -> jnp.ndarray:
 
 def _push(architecture: AbstractArchitecture, mean: AbstractMean, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
     """What the next layer sees at ``x`` when this one, which sees ``rows``, has its mean values."""
+    padded = padded_length(len(rows), smallest=16)
+    return np.asarray(_compiled_push(architecture, mean, repeat_last_row(rows, padded), repeat_last_row(x, padded)))[
+        : len(rows)
+    ]
+
+
+@program
+def _compiled_push(architecture: AbstractArchitecture, mean: AbstractMean, rows: Any, x: Any) -> Array:
     places, values = jnp.asarray(x), mean(jnp.asarray(rows))
-    return np.asarray(architecture.inputs(places, values, (places, values)))
+    return architecture.inputs(places, values, (places, values))
 
 
 def kmeans_centres(x: np.ndarray, num_centres: int, *, seed: int = 0) -> np.ndarray:
