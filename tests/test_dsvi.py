@@ -111,7 +111,7 @@ def test_a_natural_step_of_size_one_makes_the_noise_the_mean_squared_residual(rn
     x, y = rng.normal(size=(30, 2)), rng.normal(size=(30, 2))
     observed = np.ones((30, 2), bool)
     observed[:3, 0] = False
-    model = build_model(x, Gaussian(noise), 2, depth=1, num_inducing=10)
+    model = build_model(x, Gaussian(noise), 2, depth=1, num_inducing=10, priors=None)
     q, batch = random_q(model, rng), ArraySource(x, y, observed).everything()
     _, (gradient, _) = streamed_loss(model, q, batch, key=key, num_samples=1)
     moved = natural_noise(model, model, gradient, batch, jnp.asarray(1.0)).likelihood.variance.value

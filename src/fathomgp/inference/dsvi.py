@@ -467,7 +467,7 @@ def _shallow_start(
         x=inputs_at_means(model, x),
         y=y,
         observed=observed,
-        weight=(jnp.arange(len(x)) < count).astype(x.dtype),
+        weight=(jnp.arange(len(x), dtype=count.dtype) < count).astype(x.dtype),
         index=jnp.arange(len(x), dtype=jnp.int32),
         num_data=count,
     )
