@@ -101,7 +101,7 @@ class GPLVM(TransformerMixin, BaseEstimator):
             num_inducing=min(self.num_inducing, len(start)),
             hidden_dim=self.hidden_dim,
             kernel=self.kernel,
-            priors=None,  # the latent inputs' own prior sets the scale, and short lengthscales tell which of them matter
+            priors=None,  # the latent inputs' own prior sets the scale; short lengthscales tell which of them matter
             seed=seed,
         )
         result = fit_model(
