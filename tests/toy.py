@@ -37,7 +37,7 @@ class WalkPosterior(AbstractPosterior):
     def predict_f(self, x, *, key, full_cov=False):
         raise AssertionError("not part of this toy")
 
-    def sample_functions(self, key, n):
+    def draw_functions(self, x, *, key, n):
         raise AssertionError("not part of this toy")
 
     def propagate(self, x, *, key):

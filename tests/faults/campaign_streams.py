@@ -12,14 +12,14 @@ import numpy as np
 from outcomes import Tally
 
 NAME = "kills of streams"
-_ROWS = 5000
+_ROWS = 3000
 _KILLS = 4
 _PATIENCE = 900.0
 
 
 def start(table, place, out):
     """The command, in a process of its own."""
-    words = ["stream", table, "--target", "y", "-o", out, "--model", place, "--num-inducing", "10", "--block", "50"]
+    words = ["stream", table, "--target", "y", "-o", out, "--model", place, "--num-inducing", "10", "--block", "100"]
     words += ["--depth", "1", "--kernel", "rbf"]
     return subprocess.Popen(
         [sys.executable, "-m", "fathomgp", *map(str, words)],

@@ -16,7 +16,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUDGETS = {
     "files": 10_000,
     "saves": 100,
-    "kills": 120,
+    "kills": 90,
     "streams": 32,
     "processes": 40,
     "cli": 2_000,

@@ -8,6 +8,7 @@ batch t, so a run resumed from a checkpoint equals an uninterrupted one bit for 
 import contextlib
 import dataclasses
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,8 @@ _CHUNK_SECONDS = 0.25
 _MAX_CHUNK = 256
 #: Steps are counted in 32 bits on the device: in chunks, in states, and in keys.
 _MOST_STEPS = 2**31 - 1
+#: How XLA's errors begin.
+_STATUS = re.compile(r"(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION)\b")
 #: Processes must agree on the length of a chunk without asking the clock.
 _SHARED_CHUNK = 16
 
@@ -397,8 +400,9 @@ def _lost_processes_named(step: int) -> Iterator[None]:
     """Say in a sentence what XLA says in many when another process has gone."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        # Programs compiled ahead of time raise what XLA says as a ValueError.
+        if jax.process_count() == 1 or not _STATUS.match(str(error)):
             raise
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise LostProcessError(

@@ -5,9 +5,13 @@ to go on and leaves the port to JAX. Neither this nor JAX's own service asks who
 can join a job or stop it, so it is bound to the address that was given and to no other where that can be done.
 """
 
+import atexit
 import contextlib
+import os
 import re
 import socket
+import sys
+import threading
 import time
 
 from fathomgp.errors import FitWarning, SettingError
@@ -16,6 +20,7 @@ from fathomgp.notices import tell
 #: Seconds that a caller has to say its rank; who only tries the port is sent away.
 _SHORT = 5.0
 _GO = b"go\n"
+_BYE = b"bye\n"
 
 
 def split_address(coordinator: str) -> tuple[str, int]:
@@ -72,6 +77,9 @@ def gather(address: str, num_processes: int, patience: float) -> None:
         for caller in callers.values():
             with contextlib.suppress(OSError):
                 caller.sendall(_GO)
+                kept = caller.dup()
+                kept.settimeout(_SHORT)
+                atexit.register(_take_leave, kept)
 
 
 def announce(coordinator: str, rank: int, num_processes: int, patience: float) -> None:
@@ -93,6 +101,8 @@ def announce(coordinator: str, rank: int, num_processes: int, patience: float) -
             line.settimeout(max(0.01, until - time.monotonic()))
             answer = line.recv(256)
             if answer == _GO:
+                line.settimeout(None)
+                threading.Thread(target=_watch, args=(line.dup(), coordinator, rank), daemon=True).start()
                 return
             if answer.startswith(b"no: "):
                 raise SettingError(answer[4:].decode(errors="replace").strip())
@@ -101,6 +111,27 @@ def announce(coordinator: str, rank: int, num_processes: int, patience: float) -
         f"The coordinator at {coordinator} did not call within {patience:g} s: start process 0 there, and check "
         "the address and that all other processes have been started."
     )
+
+
+def _take_leave(line: socket.socket) -> None:
+    """Tell a process that this one ends in order. Runs before JAX's own farewell, which was registered earlier."""
+    with contextlib.suppress(OSError):
+        line.sendall(_BYE)
+
+
+def _watch(line: socket.socket, coordinator: str, rank: int) -> None:
+    """End this process in words when the coordinator has gone: JAX's runtime would end it by SIGABRT, with a trace."""
+    with contextlib.suppress(OSError):
+        if line.recv(16):
+            return
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    sentence = (
+        f"Error: Process {rank} lost another process of the job, the coordinator at {coordinator}: start the job "
+        "again; it goes on from its last checkpoint.\n"
+    )
+    os.write(2, sentence.encode())
+    os._exit(2)
 
 
 def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
