@@ -6,7 +6,6 @@ then answer, or refuse to, in words.
 """
 
 import copy
-import json
 import os
 import pathlib
 import random
@@ -170,8 +169,8 @@ def hostile(whole, path, rng):
         change_arrays(arrays, rng)
     try:
         write_description(path, description, arrays, summaries=rng.random() < 0.8)
-    except (AssertionError, ValueError, TypeError):  # nothing that could be sealed: leave it unsealed
-        path.write_bytes(whole[:8] + json.dumps(description).encode() + whole[8:])
+    except (AssertionError, ValueError, TypeError, RecursionError):  # nothing that could be sealed
+        path.write_bytes(whole[: len(whole) // 2])
 
 
 def attempt(tally, case, call):

@@ -158,14 +158,16 @@ class _Session:
     def _resume(self) -> None:
         from fathomgp.estimators import load
         from fathomgp.inference import SequentialPosterior
-        from fathomgp.persistence import bundle_exists, load_bundle, save_bundle
+        from fathomgp.persistence import bundle_exists, check_type, load_bundle, save_bundle
 
         self.estimator = load(self.model)
         if not isinstance(self.estimator.posterior_, SequentialPosterior):
             raise SettingError(f"{self.model} holds a model that cannot learn on: fit it with --method sequential.")
         if not bundle_exists(self.model, "stream"):  # a model of fathomgp fit: its own rows are not part of this stream
             save_bundle(self.model, "stream", {"offset": int(self.estimator.posterior_.state.seen)})
-        self.offset = load_bundle(self.model, "stream")["offset"]
+        marks = load_bundle(self.model, "stream")
+        check_type(marks, dict[str, int], f"{self.model}, its stream")
+        self.offset = marks.get("offset", 0)
         self.saved = self.rows
         if self.rows:
             self._check_answers()
