@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fathomgp.data import ArraySource, Batch
+from fathomgp import DeepGPRegressor
+from fathomgp.data import ArraySource, Batch, nearly_noiseless
 from fathomgp.errors import DivergenceError, FitWarning, SettingError
 from fathomgp.estimators._settings import tuned_inference
 from fathomgp.fitting import Checkpointing, fit_model
@@ -431,3 +432,25 @@ def test_chains_can_start_at_draws_of_the_prior(data, key):
     values = np.concatenate([np.ravel(leaf) for leaf in state.v])
     assert abs(values.mean()) < 4.5 / np.sqrt(values.size)
     assert values.var() == pytest.approx(1.0, abs=4.5 * np.sqrt(2.0 / values.size))
+
+
+def test_next_to_no_noise_is_no_harm(key, rng):
+    """A failure of old: beyond a curvature of some 2e7 the steps were unstable, and the ratio below was 3e13."""
+    x = rng.uniform(-2.0, 2.0, size=(60, 1))
+    y, noise = np.sin(2 * x), 1.1e-6
+    model = shallow(np.linspace(-2.0, 2.0, 12)[:, None], noise)
+    inference = SGHMC(400, 1600, draws=50, chains=8, hyperparameters="fixed", energy="bound")
+    result = fit_model(inference, model, ArraySource(x, y), key=key, verbose=False)
+    A, _ = fitc(model, x)
+    precision = np.eye(12) + A @ A.T / noise
+    v = np.asarray(result.posterior.v[0])[..., 0].reshape(-1, 12)
+    white = (v - np.linalg.solve(precision, A @ y[:, 0] / noise)) @ np.linalg.cholesky(precision)
+    assert abs(np.mean(white**2) - 1.0) < 0.2
+
+
+@pytest.mark.slow
+def test_a_noiseless_table(seed):
+    """The log density of the test rows was -5 for a function that varies by one: as good as no fit at all."""
+    X, y, X_test, y_test = nearly_noiseless(noise=0.0, seed=seed)
+    model = DeepGPRegressor("sghmc", num_inducing=92, random_state=seed, verbose=False).fit(X, y)
+    assert np.mean(model.log_density(X_test, y_test)) > 1.0

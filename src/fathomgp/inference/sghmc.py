@@ -367,9 +367,8 @@ class SGHMC(AbstractInference):
         if state.variational is not None:
             variational = self._dsvi(state.model).back_off(state.variational)
             return dataclasses.replace(state, variational=variational)
-        sampler = dataclasses.replace(state.sampler, momentum=jax.tree.map(jnp.zeros_like, state.v))
         v = state.v if state.home is None else state.home.v
-        return dataclasses.replace(state, v=v, sampler=sampler, caution=0.5 * state.caution)
+        return dataclasses.replace(state, v=v, sampler=_at_rest(state.sampler), caution=0.5 * state.caution)
 
     def posterior(self, state: SGHMCState, data: AbstractSource | None) -> SampledPosterior:
         """The kept draws; where burn-in was not over, the window; before any draw, where the chains stand."""
@@ -494,7 +493,10 @@ class SGHMC(AbstractInference):
         return dataclasses.replace(state, sweep=sweep, steps=state.steps + 1), info
 
     def _settle(self, phase: Phase, state: SGHMCState, num_data: int) -> SGHMCState:
-        """After a sweep: its metric, and the chains are at home where they are."""
+        """After a sweep: its metric, and the chains are at home where they are.
+
+        In burn-in they also come to rest: a chain that falls from afar would climb again by what it has gained.
+        """
         sweep = _nothing_seen(state.v) if state.sweep is None else state.sweep
         if phase.name == MAXIMISATION:
             return dataclasses.replace(state, home=None, sweep=None)
@@ -513,7 +515,8 @@ class SGHMC(AbstractInference):
         moved = phase.name == SAMPLING or phase.begins > 0
         pace = self._pace(state) if moved and state.sweep is not None else state.pace
         one = jnp.ones_like(state.warmth)  # what heated one stretch says nothing about the next
-        return dataclasses.replace(state, home=home, roots=roots, pace=pace, warmth=one, sweep=None)
+        sampler = state.sampler if phase.name == SAMPLING else _at_rest(state.sampler)
+        return dataclasses.replace(state, sampler=sampler, home=home, roots=roots, pace=pace, warmth=one, sweep=None)
 
     def _pace(self, state: SGHMCState) -> Float[Array, ""]:
         """Slower where the chains have become warm, since what noise adds to the temperature goes with eps^2.
@@ -793,6 +796,11 @@ def _draw(q: tuple[Any, ...], chains: int, *, key: PRNGKeyArray) -> Values:
         return layer.mean[None] + jnp.einsum("pmn,cnp->cmp", layer.root, noise)
 
     return tuple(map(one, q, jax.random.split(key, len(q))))
+
+
+def _at_rest(sampler: SamplerState) -> SamplerState:
+    """Without momentum."""
+    return dataclasses.replace(sampler, momentum=jax.tree.map(jnp.zeros_like, sampler.momentum))
 
 
 def _prior_draws(v: Values, *, key: PRNGKeyArray) -> Values:
