@@ -73,7 +73,7 @@ def _own_directory(root: pathlib.Path) -> pathlib.Path:
     status = place.stat()
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise SettingError(
-            f"{place} belongs to another user: compiled programs are code, and are kept in a directory of one's own only."
+            f"{place} belongs to another user: compiled programs are code, name a directory of your own."
         )
     if stat.S_IMODE(status.st_mode) & 0o077 and os.name == "posix":
         place.chmod(0o700)
