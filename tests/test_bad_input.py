@@ -22,13 +22,6 @@ y = X[:, 0]
 HUGE = 10**400
 
 
-class Thing:
-    """An object of no use, of equal name in every worker of the suite."""
-
-    def __repr__(self):
-        return "thing"
-
-
 @pytest.mark.parametrize("estimator", [DeepGPRegressor, DeepGPClassifier, GPLVM])
 @pytest.mark.parametrize(
     "seed", [-1, 2**32, HUGE, "x", "", 1.5, float("nan"), (), [], {}, np.random.default_rng(0), True]
@@ -58,7 +51,7 @@ def test_a_key_of_jax_is_no_seed():
         {"kernel": float("nan")},
         {"kernel": []},
         {"kernel": np.array([1, 2])},
-        {"kernel": Thing()},
+        {"kernel": object()},
         {"likelihood": []},
         {"likelihood": float("nan")},
         {"recipe": {}},
@@ -124,6 +117,7 @@ def test_numbers_of_every_type_pass():
     assert SGHMC(batch_size=np.int64(3), learning_rate=np.float32(0.5)).batch_size == 3
     assert SGHMC(learning_rate=1).learning_rate == 1
     assert Exact(restarts=None).restarts is None
+    assert Softmax(np.int64(3)).num_points == Softmax(3).num_points
 
 
 @pytest.mark.parametrize(
@@ -163,7 +157,7 @@ def test_whole_numbers_of_128_bits_and_decimals_of_polars_are_numbers():
     [
         [["a"], ["b", "c"]],
         [[["a"]], [["b"]]],
-        [Thing(), Thing()],
+        [object(), object()],
         [pd.Series([[1], [2]]), {}, {}],
         [jax.random.key(0)] * 2,
         "ab",
@@ -217,6 +211,12 @@ def model():
 def test_questions(model, ask):
     with pytest.raises((SettingError, DataError)):
         ask(model)
+
+
+def test_counts_of_numpy_are_counts(model):
+    three = np.int64(3)
+    assert model.sample_y(X, three).shape == (12, 3)
+    assert model.predict_distribution(X).sample(three, random_state=three).shape == (3, 12)
 
 
 def test_splits_and_their_seeds():

@@ -200,6 +200,7 @@ class Predictive(eqx.Module):
         """
         if not isinstance(n, int | np.integer) or not 1 <= n < 1 << 31:
             raise SettingError(f"n, the number of draws, must be a whole number of at least 1, but it is {shown(n)}.")
+        n = int(n)
         key_components, key = jax.random.split(_key(random_state))
         log_weights = np.asarray(self.mixture.log_weights, np.float64)
         components = _choose_components(key_components, log_weights, n)

@@ -177,10 +177,10 @@ class _DeepGPEstimator(BaseEstimator):
     @double_precision
     def _sample_targets(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
         """Joint draws of y, as numbers: (N, n_samples), or (N, P, n_samples) for several outputs."""
-        check_count("n_samples", n_samples)
+        count = check_count("n_samples", n_samples)
         inputs = self._read(X)
         key = jax.random.key(draw_seed(random_state))
-        y = self.posterior_.sample_y(self._padded(inputs, power_of_two(len(inputs), smallest=16)), key=key, n=n_samples)
+        y = self.posterior_.sample_y(self._padded(inputs, power_of_two(len(inputs), smallest=16)), key=key, n=count)
         y = np.asarray(y)[:, : len(inputs)]
         outputs = y.shape[2]
         draws = np.asarray(self.y_scaler_.inverse(y.reshape(-1, outputs))).reshape(y.shape)
