@@ -22,6 +22,13 @@ y = X[:, 0]
 HUGE = 10**400
 
 
+class Thing:
+    """An object of no use, of equal name in every worker of the suite."""
+
+    def __repr__(self):
+        return "thing"
+
+
 @pytest.mark.parametrize("estimator", [DeepGPRegressor, DeepGPClassifier, GPLVM])
 @pytest.mark.parametrize(
     "seed", [-1, 2**32, HUGE, "x", "", 1.5, float("nan"), (), [], {}, np.random.default_rng(0), True]
@@ -51,7 +58,7 @@ def test_a_key_of_jax_is_no_seed():
         {"kernel": float("nan")},
         {"kernel": []},
         {"kernel": np.array([1, 2])},
-        {"kernel": object()},
+        {"kernel": Thing()},
         {"likelihood": []},
         {"likelihood": float("nan")},
         {"recipe": {}},
@@ -157,8 +164,9 @@ def test_whole_numbers_of_128_bits_and_decimals_of_polars_are_numbers():
     [
         [["a"], ["b", "c"]],
         [[["a"]], [["b"]]],
-        [object(), object()],
-        [pd.Series([[1], [2]]), {}, {}],
+        [Thing(), Thing()],
+        [{}, {}],
+        pd.Series([[1], [2]]),
         [jax.random.key(0)] * 2,
         "ab",
         3,

@@ -10,13 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fathomgp._version import __version__ as __version__
+from fathomgp.kept import keep_compiled as keep_compiled
 
 if TYPE_CHECKING:
     from fathomgp.estimators import DeepGPClassifier as DeepGPClassifier
     from fathomgp.estimators import DeepGPRegressor as DeepGPRegressor
     from fathomgp.estimators import load as load
 
-__all__ = ["DeepGPClassifier", "DeepGPRegressor", "__version__", "load"]
+__all__ = ["DeepGPClassifier", "DeepGPRegressor", "__version__", "keep_compiled", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,10 +3,13 @@
 Whatever goes wrong on purpose ends in one line on stderr that names cause and remedy, and in exit code 2.
 """
 
+import contextlib
+import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from fathomgp.cli._compiled import keep_compiled
+from fathomgp.errors import SettingError
+from fathomgp.kept import keep_compiled
 
 if TYPE_CHECKING:
     from fathomgp.cli._app import app as app
@@ -21,9 +24,16 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'fathomgp.cli' has no attribute {name!r}")
 
 
+def keep_programs() -> None:
+    """Keep what is compiled between runs of the command, unless JAX was told where or the place is no use."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        with contextlib.suppress(SettingError):
+            keep_compiled()
+
+
 def main() -> None:
     """The entry point of the command ``fathomgp``."""
-    keep_compiled()
+    keep_programs()
     from fathomgp.cli._app import app
 
     # A request to end is treated like Ctrl-C: a fit keeps what was learned so far, half-written files go.

@@ -10,6 +10,7 @@ import numpy as np
 
 from fathomgp.compilation._options import CompilerOptions
 from fathomgp.compilation._store import programs
+from fathomgp.kept import keep_compiled_if_asked
 
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_debug_nans")
 
@@ -54,6 +55,7 @@ class Program(Generic[P, T]):
         return self if instance is None else functools.partial(self, instance)
 
     def _compile(self, leaves: list[Any], structure: Any, static: Any) -> _Compiled:
+        _keep_if_asked()
         results: list[Any] = []
 
         # A function of its own for every program: JAX's caches let go of what belongs to it together with it.
@@ -90,6 +92,12 @@ def program(function: Any = None, *, options: CompilerOptions | None = None) -> 
     if function is None:
         return lambda function: Program(function, options or {})
     return Program(function, options or {})
+
+
+@functools.cache
+def _keep_if_asked() -> None:
+    """Once per process, before its first compilation."""
+    keep_compiled_if_asked()
 
 
 def _kind(leaf: Any) -> Hashable:
