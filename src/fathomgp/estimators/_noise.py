@@ -13,6 +13,7 @@ from fathomgp.errors import DataError, DataWarning, SettingError
 from fathomgp.estimators._prepare import Prepared
 from fathomgp.estimators._settings import Method
 from fathomgp.likelihoods import AbstractLikelihood, Gaussian
+from fathomgp.likelihoods._gaussian import SMALLEST_VARIANCE
 from fathomgp.linalg import default_policy
 from fathomgp.notices import tell
 from fathomgp.parameters import positive
@@ -43,13 +44,17 @@ def refuse_other_noise(what: str, likelihood: AbstractLikelihood) -> None:
         raise SettingError(f"{what} is for Gaussian noise, but the likelihood is {kind}: leave noise='learn'.")
 
 
-def with_noise(likelihood: AbstractLikelihood, noise: Any, data: Prepared, dtype: Any) -> AbstractLikelihood:
+def with_noise(
+    likelihood: AbstractLikelihood, noise: Any, data: Prepared, dtype: Any, method: Method
+) -> AbstractLikelihood:
     """The likelihood whose noise, a constant, has the size that was told."""
     if isinstance(noise, str) and noise == "learn":
         return likelihood
     scale = np.asarray(data.y_scaler.scale, np.float64)
     nugget = default_policy(dtype).first
     if isinstance(noise, str):
+        # Steps of fewer inducing points than rows divide by it: below this, some were not finite.
+        nugget = max(nugget, SMALLEST_VARIANCE) if method.uses_inducing else nugget
         _check_answers_agree(data, float(np.sqrt(nugget)))
         return frozen_gaussian(nugget)
     # One number where it can be one: outputs that share it share a factorisation.
