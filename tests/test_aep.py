@@ -9,13 +9,13 @@ import scipy.optimize
 import scipy.stats
 
 from fathomgp import DeepGPRegressor, load
-from fathomgp.data import ArraySource
+from fathomgp.data import ArraySource, nearly_noiseless
 from fathomgp.errors import SettingError
 from fathomgp.fitting import fit_model
 from fathomgp.inference import AEP
 from fathomgp.inference._propagation import match, push
-from fathomgp.inference.aep import energy, energy_without_kl, log_z, remove_share
-from fathomgp.inference.dsvi import elbo, initial_q, kl_divergence
+from fathomgp.inference.aep import energy, energy_without_kl, log_z, mean_curvature, remove_share
+from fathomgp.inference.dsvi import calm_start, elbo, initial_q, kl_divergence
 from fathomgp.inference.sgpr import collapsed_elbo, optimal_q
 from fathomgp.kernels import RBF, Matern32, expectations
 from fathomgp.kernels.expectations import psi0, psi1, psi2
@@ -361,6 +361,44 @@ def test_the_estimator_predicts_without_chance_and_comes_back_from_a_file(data, 
     model.save(tmp_path / "model")
     assert np.array_equal(load(tmp_path / "model").predict(x), mean)
     assert model.sample_y(x, 3, random_state=0).shape == (12, 3)
+
+
+def test_the_curvature_in_the_mean_is_that_of_the_energy(data, rng):
+    x, y = data
+    batch, model = ArraySource(x, y).everything(), shallow(x[:4])
+    (q,) = random_q(model, rng)
+    ours = jax.jit(lambda: mean_curvature(model, (q,), batch, alpha=0.01))()[0]
+
+    def whole(mean):
+        return energy(model, (Whitened(mean[:, None], q.root),), batch, alpha=0.01)
+
+    assert np.allclose(ours, jax.jit(jax.hessian(whole))(q.mean[:, 0]), rtol=0.02, atol=0.02 * float(jnp.max(ours)))
+
+
+def test_next_to_no_noise_is_learned():
+    # The error was 1.1 deviations of y, more than that of its mean: variances were rounding, and Adam undid the start.
+    X, y, X_test, y_test = nearly_noiseless(60, num_test=200)
+    model = DeepGPRegressor("aep", num_inducing=40, max_iter=100, random_state=0, verbose=False).fit(X, y)
+    assert np.all(model.history_["clamped"] == 0.0)
+    assert np.sqrt(np.mean((model.predict(X_test) - y_test) ** 2)) < 0.2 * np.std(y_test)
+
+
+@pytest.mark.parametrize("noise", [0.1, 2e-6])
+def test_inner_layers_start_as_sure_as_the_noise_asks(data, noise):
+    x, y = data
+    model = build_model(x, Gaussian(noise), 1, depth=3, num_inducing=8)
+    q = initial_q(model, inner_root=0.01)
+    last = optimal_q(DeepGP(model.layers[-1:], model.likelihood), ArraySource(x, y).everything())
+    calm, inner = calm_start(model, q[:-1], last, 0.01)
+    if noise > 0.01:
+        assert all(np.array_equal(a.root, b.root) for a, b in zip(inner, q[:-1], strict=True))
+        assert float(calm.layers[0].kernel.variance.value) == pytest.approx(0.1)
+        return
+    assert float(kl_divergence(inner)) == pytest.approx(0.0, abs=1e-9)
+    layer, heights = model.layers[-1], [one.kernel.variance.value for one in calm.layers[:-1]]
+    conditional, h = condition_on(layer, prepare(layer), last), layer.z.value
+    slopes = jax.vmap(jax.grad(lambda one: moments(layer, conditional, one[None])[0][0, 0]))(h)
+    assert float(sum(heights) * jnp.mean(jnp.sum(slopes**2, axis=1))) == pytest.approx(noise, rel=1e-3)
 
 
 def test_settings_are_checked():

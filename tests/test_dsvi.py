@@ -281,7 +281,7 @@ def test_data_of_many_batches_get_more_steps():
 
     assert [planned(DSVI(), rows) for rows in (10, 1025, 10_000, 20_480, 1_000_000)] == [1000, 1000, 1000, 3000, 6000]
     assert planned(Decoupled(), 1_000_000) == 8000
-    assert [planned(AEP(), rows) for rows in (10, 1_000_000)] == [500, 1500]
+    assert [planned(AEP(), rows) for rows in (10, 1_000_000)] == [1000, 1500]
     assert [planned(SGHMC(), rows) for rows in (10, 10_000, 20_480, 1_000_000)] == [5000, 5000, 11_000, 24_000]
     for asked in (DSVI(steps=7), Decoupled(steps=7), AEP(steps=7)):  # what was asked for is what is done
         assert planned(asked, 1_000_000) == 7

@@ -15,6 +15,10 @@ from fathomgp.inference._base import AbstractInference, Phase
 from fathomgp.model import DeepGP
 from fathomgp.parameters import partition
 
+#: Where step sizes end, as a share of what they were: Adam's last steps move the function by about that share of the
+#: learning rate, which passes for noise where data have less.
+_END = 0.01
+
 
 class DescentState(eqx.Module):
     """The model, q of every layer, and Adam's memory.
@@ -42,8 +46,8 @@ class AbstractDescent(AbstractInference):
     Attributes:
         steps: how many; ``None``: as many as data of their size usually need.
         batch_size: rows a step; data with fewer rows are used whole.
-        learning_rate: Adam's; it rises to that over the first steps, and falls to a tenth along a cosine over the last
-            half of them.
+        learning_rate: Adam's; it rises to that over the first steps, and falls to a hundredth along a cosine over the
+            last half of them.
         natural: step size of natural gradients on the last layer's q, see :func:`natural_size`.
         objective: what the steps descend, for progress and history.
     """
@@ -78,12 +82,20 @@ class AbstractDescent(AbstractInference):
         zero, one = jnp.asarray(0, jnp.int32), jnp.ones((), jax.tree.leaves(q)[0].dtype)
         return DescentState(model, q, self._adam().init((partition(model)[0], q)), zero, zero, one)
 
-    def _descend(self, state: DescentState, model_gradient: DeepGP, q_gradient: Any, *, decay: bool) -> DescentState:
-        """One step on the learned parts of the model and on q."""
-        pace = state.caution
+    def _descend(
+        self,
+        state: DescentState,
+        model_gradient: DeepGP,
+        q_gradient: Any,
+        *,
+        decay: bool,
+        pace: Float[Array, ""] | float = 1.0,
+    ) -> DescentState:
+        """One step on the learned parts of the model and on q, ``pace`` times as long as usual."""
+        pace = pace * state.caution
         if decay:
             clock = (state.steps, state.horizon, pace.dtype)
-            pace = pace * warm_up(*clock) * schedule(*clock)
+            pace = pace * warm_up(*clock) * schedule(*clock, _END)
         gradient = (partition(model_gradient)[0], q_gradient)
         model, q, adam = descend(self._adam(), state.adam, state.model, state.q, gradient, pace)
         return DescentState(model, q, adam, state.steps + 1, state.horizon, state.caution)
@@ -127,10 +139,10 @@ def descend(
     return eqx.combine(learned, constant), q, memory
 
 
-def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:
-    """1 over the first half of the steps, then a cosine down to a tenth."""
+def schedule(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any, end: float = 0.1) -> Float[Array, ""]:
+    """1 over the first half of the steps, then a cosine down to ``end``."""
     share = jnp.clip(2.0 * steps.astype(dtype) / jnp.maximum(horizon, 1).astype(dtype) - 1.0, 0.0, 1.0)
-    return 0.55 + 0.45 * jnp.cos(jnp.pi * share)
+    return end + 0.5 * (1.0 - end) * (1.0 + jnp.cos(jnp.pi * share))
 
 
 def warm_up(steps: Int[Array, ""], horizon: Int[Array, ""], dtype: Any) -> Float[Array, ""]:

@@ -16,14 +16,19 @@ form is the one computed: nothing large cancels in it, and it shows the variatio
 comes from one deterministic pass that matches moments layer by layer (:mod:`fathomgp.inference._propagation`): there is
 no sampling noise but that of minibatches.
 
-q is held by mean and root, not by the factors' natural parameters: the cavity then always exists. With Gaussian noise
-everything follows Adam, from the start that doubly stochastic inference uses: natural gradients, which serve that
-method's last layer, diverged on energy. A reason may be that at the minimum the precision of q is
-I + sum_n (v_n - alpha r_n^2) a_n a_n^T / v_n^2 for residuals r and v = alpha var + noise, less than the curvature of
-the energy in the mean by the share alpha. Other likelihoods have no such start, and need natural gradients on the last
-layer's q to find it; their step is at most 1 - alpha.
+q is held by mean and root, not by the factors' natural parameters: the cavity then always exists. The last layer's q
+follows natural gradients, damped fixed-point steps: Adam's, a hundredth at a time in whatever direction, undo the start
+where data have next to no noise. At the minimum the precision of q is I + sum_n (v_n - alpha r_n^2) a_n a_n^T / v_n^2
+of residuals r and v = alpha var + noise, but the curvature of the energy in the mean is I + sum_n a_n a_n^T / v_n, by
+far the larger where residuals are: the mean's step takes that one, :func:`mean_curvature`. (Other likelihoods have the
+precision alone, which may be too small by the share alpha: no step is longer than 1 - alpha.)
+
+Gaussian noise follows a fixed point too, s2 = E[(y - f)^2] under the tilted distributions
+(:func:`~fathomgp.inference.dsvi.natural_noise`): below alpha = 1 the energy grows without bound as noise goes to zero
+while the function is uncertain, and noise must be able to rise until the function is surer. All else follows Adam.
 """
 
+import dataclasses
 import functools
 from typing import Any, ClassVar
 
@@ -36,13 +41,15 @@ from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
 from fathomgp.inference._base import AbstractInfo, Phase
 from fathomgp.inference._descent import AbstractDescent, DescentState, lower_roots, natural_size
-from fathomgp.inference._propagation import PropagatedPosterior, Spread, diagonal, match_all, propagate
+from fathomgp.inference._propagation import PropagatedPosterior, Spread, diagonal, match, match_all, propagate
 from fathomgp.inference._streaming import BLOCK, Rows, stream_sum
 from fathomgp.inference.dsvi import (
+    calm_start,
     compiled_conditions,
     condition_all,
     initial_q,
     kl_divergence,
+    natural_noise,
     natural_step,
     shallow_start,
     without_shallow_start,
@@ -50,7 +57,7 @@ from fathomgp.inference.dsvi import (
 from fathomgp.kernels.expectations import block_rows
 from fathomgp.likelihoods import AbstractLikelihood, Gaussian
 from fathomgp.linalg import check_factor, inverse_factor, inverse_lower, logdet_lower, safe_cholesky
-from fathomgp.model import DeepGP, Whitened
+from fathomgp.model import DeepGP, Whitened, condition_on, prepare_all
 from fathomgp.parameters import all_finite, partition
 from fathomgp.priors import log_prior_and_gradient
 from fathomgp.tags import tagged
@@ -87,18 +94,19 @@ class AEP(AbstractDescent):
             1 has deviations far too small in places (-2.4, one row alone -165) and 0.1 gives -0.94; on boston and
             concrete 1 is better by 0 to 0.06 or worse by 0.05. ``DeepGPClassifier("aep")`` takes 0.1, and 0.1 for
             ``inner_root``.
-        steps: how many; ``None``: 500 for each batch that the data fill, up to 1,500: on kin8nm with two inner
+        steps: how many; ``None``: 1,000 where data fill one or two batches, else 1,500: on kin8nm with two inner
             functions 500 steps gave a test log density of 1.08, 1,500 gave 1.15.
         batch_size: rows a step; data with fewer rows are used whole.
-        learning_rate: Adam's; it falls to a tenth along a cosine over the last half of the steps.
+        learning_rate: Adam's; it falls to a hundredth along a cosine over the last half of the steps, and with the root
+            of the noise's deviation where that is below 0.01.
         correlated: whether a layer's outputs stay correlated on their way to the next layer and into a Gaussian
             likelihood of several outputs (the paper's section 8); the first layer's are independent anyway.
         test_samples: 1 predicts by one deterministic pass; more predict by so many sample paths.
         shallow_start: whether the last layer starts from a fitted one-layer sparse GP (Gaussian noise only).
         inner_root: standard deviation of the inner layers' q at the start, in units of the prior's.
-        natural: step size of the natural gradient on the last layer's q where noise is not Gaussian, at most 1 - alpha;
-            0 leaves that to Adam too. For labels Adam had not found that q when its steps ended, and the kernels
-            fitted what it missed (sonar's split 5: -0.96 nats instead of -0.60, all else equal).
+        natural: step size of the natural gradient on the last layer's q, and on Gaussian noise after a shallow start,
+            at most 1 - alpha; 0 leaves both to Adam too. For labels Adam had not found that q when its steps ended, and
+            the kernels fitted what it missed (sonar's split 5: -0.96 nats instead of -0.60, all else equal).
     """
 
     objective: ClassVar[str] = "energy"
@@ -119,14 +127,15 @@ class AEP(AbstractDescent):
 
     def usual_steps(self, batches: int) -> int:
         """How many steps data that fill so many batches need."""
-        return 500 * min(batches, 3)
+        return 1000 if batches <= 2 else 1500
 
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> DescentState:
         """Start q at the prior's mean; the last layer's from the shallow start if asked."""
         q = initial_q(model, inner_root=self.inner_root)
         if self.shallow_start and isinstance(model.likelihood, Gaussian):
             model, last = shallow_start(model, data, key=key)
-            q = (*q[:-1], last)
+            model, inner = calm_start(model, q[:-1], last, self.inner_root)
+            q = (*inner, last)
         return self._start(model, q)
 
     def sketch(self, model: DeepGP, data: AbstractSource) -> DescentState | None:
@@ -138,7 +147,7 @@ class AEP(AbstractDescent):
     ) -> tuple[DescentState, AEPInfo]:
         """One Adam step on the energy less the log density of priors.
 
-        Where noise is not Gaussian, the last layer's q takes a natural one.
+        The last layer's q and Gaussian noise take natural ones.
         """
         value, (jitter, clamped), gradient = energy_without_kl(
             state.model, state.q, batch, alpha=self.alpha, correlated=self.correlated
@@ -148,10 +157,16 @@ class AEP(AbstractDescent):
         model_gradient = jax.tree.map(jnp.subtract, model_gradient, slope)
         kl, kl_gradient = eqx.filter_value_and_grad(kl_divergence)(state.q)
         q_gradient = jax.tree.map(jnp.add, q_gradient, kl_gradient)
-        new, fine = self._descend(state, model_gradient, lower_roots(q_gradient), decay=True), jnp.asarray(True)
-        if (size := self._natural_size(state.model)) > 0.0:
-            last, fine = natural_step(state.q[-1], q_gradient[-1], natural_size(size, state, batch))
-            new = eqx.tree_at(lambda s: s.q[-1], new, last)
+        pace = _pace(state.model.likelihood)
+        new = self._descend(state, model_gradient, lower_roots(q_gradient), decay=True, pace=pace)
+        fine = jnp.asarray(True)
+        if (gamma := min(self.natural, 1.0 - self.alpha)) > 0.0:
+            size = natural_size(gamma, state, batch)
+            curvature = mean_curvature(state.model, state.q, batch, alpha=self.alpha, correlated=self.correlated)
+            last, fine = natural_step(state.q[-1], q_gradient[-1], size, curvature)
+            new = dataclasses.replace(new, q=(*new.q[:-1], last))
+            if self.shallow_start:  # without it, noise would take in what no function has explained yet
+                new = dataclasses.replace(new, model=natural_noise(new.model, state.model, model_gradient, batch, size))
         objective = (value + kl - believed) / batch.num_data
         ok = jnp.isfinite(objective) & fine & all_finite((new.model, new.q))
         return new, AEPInfo(objective, ok, jnp.asarray(False), jitter, kl / batch.num_data, clamped)
@@ -162,9 +177,6 @@ class AEP(AbstractDescent):
         for level, report in enumerate(reports):
             check_factor(report, f"The covariance of layer {level + 1}'s inducing points")
         return PropagatedPosterior(state.model, tuple(conditionals), self.correlated, self.test_samples)
-
-    def _natural_size(self, model: DeepGP) -> float:
-        return 0.0 if isinstance(model.likelihood, Gaussian) else min(self.natural, 1.0 - self.alpha)
 
 
 # --- the energy -------------------------------------------------------------------------------------------------------
@@ -208,6 +220,36 @@ def energy_without_kl(
     model_gradient, q_gradient = pull((cotangent, -jnp.ones_like(correction)))
     gradient = (jax.tree.map(jnp.add, model_gradient, direct), q_gradient)
     return scale * total - correction, (jitter, clamped), gradient
+
+
+def mean_curvature(
+    model: DeepGP, q: tuple[Whitened, ...], batch: Batch, *, alpha: float, correlated: bool = False
+) -> Float[Array, "P M M"] | None:
+    """``I + sum_n a_n a_n^T / v_n``, the curvature of the energy in the last layer's mean, if noise is Gaussian.
+
+    It is I and twice the slope in S of an energy whose residuals are zero.
+    """
+    if not isinstance(model.likelihood, Gaussian):
+        return None
+    share, layer = alpha / batch.num_data, model.layers[-1]
+    layers = match_all(model, condition_all(model, remove_share(q, share)[0])[0], correlated)
+    whitener = prepare_all(model.layers)[-1]
+
+    def last_layer(last: Whitened) -> Any:
+        conditional = condition_on(layer, whitener, remove_share((last,), share)[0][0])
+        return conditional if model.depth == 1 else match(layer, conditional, correlated)
+
+    def at_rest(last: Any, rows: Rows, _: Any) -> Float[Array, ""]:
+        x, _, observed, weight = rows
+        mean, variance, _ = propagate(model, (*layers[:-1], last), x, correlated)
+        mean = jax.lax.stop_gradient(mean)
+        return jnp.sum(log_z(model.likelihood, mean, variance, mean, observed, alpha) * weight)
+
+    last, pull = jax.vjp(last_layer, q[-1])
+    cotangent = stream_sum(functools.partial(jax.grad(at_rest), last), batch, block=_rows_at_a_time(model))
+    (slope,) = pull(jax.tree.map(lambda leaf: -batch.scale / alpha * leaf, cotangent))
+    H = slope.root @ inverse_lower(q[-1].root)
+    return jnp.eye(H.shape[1], dtype=H.dtype)[None] + 0.5 * (H + jnp.swapaxes(H, 1, 2))
 
 
 def sum_log_z(
@@ -274,6 +316,13 @@ def remove_share(q: tuple[Whitened, ...], share: Float[Array, ""]) -> tuple[tupl
         for layer, end in zip(q, ends, strict=True)
     )
     return tuple(cavities), divergence
+
+
+def _pace(likelihood: AbstractLikelihood) -> Float[Array, ""] | float:
+    """Adam's steps where noise has a deviation below a hundredth: they may not move the function by much more."""
+    if not isinstance(likelihood, Gaussian):
+        return 1.0
+    return jnp.minimum(1.0, (jnp.mean(likelihood.variance.value) / 1e-4) ** 0.25)
 
 
 def _rows_at_a_time(model: DeepGP) -> int:

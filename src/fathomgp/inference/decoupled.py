@@ -37,6 +37,7 @@ from fathomgp.inference._layered import LayeredPosterior
 from fathomgp.inference._streaming import path_noise
 from fathomgp.inference.dsvi import (
     DSVIInfo,
+    calm_start,
     expected_log_likelihood,
     initial_q,
     kl_divergence,
@@ -189,7 +190,8 @@ class Decoupled(AbstractDescent):
                 model, points[-1], nu[-1] = _lifted_start(model, points[-1], data, key=key, rows=rows)
             else:
                 model, last = shallow_start(model, data, key=key, fit_means=False, rows=rows)
-                base = (*base[:-1], last)
+                model, inner = calm_start(model, base[:-1], last, self.inner_root)
+                base = (*inner, last)
         return model, tuple(DecoupledQ(*parts) for parts in zip(base, points, nu, strict=True))
 
 

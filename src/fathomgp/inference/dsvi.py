@@ -47,6 +47,7 @@ from fathomgp.inference._streaming import (
     stream_sum,
 )
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
+from fathomgp.kernels import AbstractKernel
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
 from fathomgp.means import AbstractMean
@@ -59,9 +60,10 @@ from fathomgp.model import (
     Whitened,
     condition_on,
     condition_on_informed,
+    moments,
     prepare_all,
 )
-from fathomgp.parameters import all_finite, cast, partition, real
+from fathomgp.parameters import Parameter, all_finite, cast, partition, real
 from fathomgp.priors import log_prior
 from fathomgp.tags import tagged
 
@@ -98,8 +100,8 @@ class DSVI(AbstractDescent):
         steps: how many; ``None``: 1,000 where data fill up to ten batches, else 150 for each batch, up to 6,000; fewer
             for one layer, see ``one_layer``.
         batch_size: rows a step; data with fewer rows are used whole.
-        learning_rate: Adam's; it is reached within a hundred steps, and falls to a tenth along a cosine over the last
-            half of all steps.
+        learning_rate: Adam's; it is reached within a hundred steps, and falls to a hundredth along a cosine over the
+            last half of all steps.
         natural: step size of the natural gradient on the last layer's q, and on Gaussian noise after a shallow start;
             0 leaves both to Adam too. It falls to B / N, if that is less, over the last half of the steps, so that q
             ends as an average over the data.
@@ -157,7 +159,8 @@ class DSVI(AbstractDescent):
         inner, last = self._inform(model.layers[:-1], prior[:-1]), prior[-1:]
         if self.shallow_start and isinstance(model.likelihood, Gaussian):
             model, fitted = shallow_start(model, data, key=key, rows=self._num_start_rows())
-            last = (fitted,)
+            model, calm = calm_start(model, prior[:-1], fitted, self.inner_root)
+            inner, last = self._inform(model.layers[:-1], calm), (fitted,)
         elif self.natural == 0.0:
             last = self._inform(model.layers[-1:], last)
         return self._start(model, (*inner, *last))
@@ -318,7 +321,9 @@ def streamed_loss(
     return Loss(value.astype(kl.dtype), kl, jitter), (model_gradient, q_gradient)
 
 
-def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tuple[Whitened, Bool[Array, ""]]:
+def natural_step(
+    q: Whitened, gradient: Whitened, gamma: Float[Array, ""], curvature: Float[Array, "P M M"] | None = None
+) -> tuple[Whitened, Bool[Array, ""]]:
     """A natural-gradient step on q(v) = N(m, S), and whether its precision had a factor.
 
     ``gradient`` is that of minus the bound with respect to m and to the unconstrained root T. Without the KL's share,
@@ -330,6 +335,8 @@ def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tu
     A likelihood that is not log-concave (robust-max, Student-t) may have an H under which the precision would fall to
     nothing or below, and m jump. Where it would lose more than half of its first term, |H|, of the same eigenvectors,
     stands for H: the step is as long as the curvature allows, whatever its sign.
+
+    Where another objective than a bound is descended, S^-1 may not be its ``curvature`` in m: that stands for it then.
     """
     gradient = jax.tree.map(jnp.subtract, gradient, eqx.filter_grad(lambda q: kl_divergence((q,)))(q))
     m, g, size = q.mean.T[:, :, None], gradient.mean.T[:, :, None], q.root.shape[-1]
@@ -344,7 +351,8 @@ def natural_step(q: Whitened, gradient: Whitened, gamma: Float[Array, ""]) -> tu
     # Factorised from the last row up, so that the root of its inverse is lower triangular.
     factor = safe_cholesky(precision[:, ::-1, ::-1], jitter=0.0)
     root = jnp.swapaxes(inverse_lower(factor.lower), 1, 2)[:, ::-1, ::-1]
-    mean = m - gamma * root @ (jnp.swapaxes(root, 1, 2) @ (m + g))
+    half = jnp.swapaxes(root, 1, 2) if curvature is None else inverse_lower(safe_cholesky(curvature, jitter=0.0).lower)
+    mean = m - gamma * jnp.swapaxes(half, 1, 2) @ (half @ (m + g))
     return Whitened(mean[:, :, 0].T, root), jnp.all(factor.ok)
 
 
@@ -433,6 +441,49 @@ def _padded_rows(part: np.ndarray) -> np.ndarray:
     extra = padded_length(len(part), smallest=16) - len(part)
     filler = np.zeros_like(part[:1]) if part.dtype == bool else part[:1]
     return np.concatenate([part, np.repeat(filler, extra, axis=0)])
+
+
+def calm_start(
+    model: DeepGP, inner: tuple[Whitened, ...], last: Whitened, inner_root: float
+) -> tuple[DeepGP, tuple[Whitened, ...]]:
+    """After a shallow start, inner layers that are as sure as the noise asks.
+
+    Their q has ``inner_root`` times the prior's deviation, and the last layer's slopes turn that into a variance of the
+    outputs. Where noise is less, training would first raise the noise and then take thousands of steps to give back the
+    inner layers' KL. There the inner kernels' variances start so small that the prior itself leaves no more than the
+    noise, and q starts as the prior: the deep model is the shallow one, and deepens from there.
+    """
+    if model.depth == 1 or not all(_has_height(layer.kernel) for layer in model.layers[:-1]):
+        return model, inner
+    share, root = _calm(model, last, inner_root)
+    raw = [_height(layer.kernel).raw + jnp.log(share) for layer in model.layers[:-1]]
+    model = eqx.tree_at(lambda m: [_height(layer.kernel).raw for layer in m.layers[:-1]], model, raw)
+    return model, tuple(Whitened(q.mean, q.root * (root / inner_root)) for q in inner)
+
+
+@program
+def _calm(model: DeepGP, last: Whitened, inner_root: float) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """What the inner kernels' variances are to be multiplied by, and q's deviation in units of the prior's."""
+    layer, width = model.layers[-1], model.layers[-2].width
+    assert layer.z is not None
+    assert isinstance(model.likelihood, Gaussian)
+    conditional = condition_on(layer, prepare_all((layer,))[0], last)
+    slopes = jax.vmap(jax.jacrev(lambda x: moments(layer, conditional, x[None])[0][0]))(layer.z.value)
+    heights = jnp.stack([jnp.mean(_height(one.kernel).value) for one in model.layers[:-1]])
+    passed_on = jnp.mean(jnp.sum(slopes[:, :, :width] ** 2, axis=2)) * jnp.sum(heights)
+    allowed = jnp.mean(model.likelihood.variance.value) / passed_on
+    calm = allowed < inner_root**2
+    return jnp.where(calm, allowed, 1.0), jnp.where(calm, 1.0, inner_root)
+
+
+def _height(kernel: Any) -> Parameter:
+    return kernel.variance
+
+
+def _has_height(kernel: AbstractKernel) -> bool:
+    """Whether the kernel's variance is a parameter of its own, to be learned."""
+    variance = getattr(kernel, "variance", None)
+    return isinstance(variance, Parameter) and variance.trainable and variance.lower == 0.0
 
 
 def num_start_rows(setting: int | str) -> int:
