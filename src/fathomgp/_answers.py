@@ -6,6 +6,7 @@ Components are visited one after the other: memory is that of one component's an
 from collections.abc import Callable
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,14 +156,32 @@ def _component_moments(block: Block) -> tuple[Float[Array, "S B P"], Float[Array
 
 def _real_quantile(block: Block, q: Float[Array, ""]) -> Row:
     """A root of the distribution function, to 1e-13 of the narrowest component's standard deviation."""
+    if isinstance(block.likelihood, Gaussian) and len(block.means) == 1:
+        mean, variance = block.likelihood.predict_moments(block.means[0], block.variances[0])
+        return mean + ndtri(q) * jnp.sqrt(variance)
+    return _cdf_root(block, q)
+
+
+@eqx.filter_custom_jvp
+def _cdf_root(block: Block, q: Float[Array, ""]) -> Row:
     means, variances = _component_moments(block)
     sd = jnp.sqrt(variances)
     ends, unit = means + ndtri(q) * sd, jnp.max(sd, axis=0)
-    if isinstance(block.likelihood, Gaussian) and len(means) == 1:
-        return ends[0]
     low, high = jnp.min(ends, axis=0) - 1e-3 * unit, jnp.max(ends, axis=0) + 1e-3 * unit
     bracket = _widen(lambda x: cdf(block, x) - q, low, high)
     return _root(lambda x: cdf(block, x) - q, *bracket, 1e-13 * jnp.min(sd, axis=0))
+
+
+@_cdf_root.def_jvp
+def _cdf_root_jvp(primals, tangents):
+    """The root moves so that its level stays: ``dx = (dq - dF) / F'(x)``; the search itself is not differentiated."""
+    (block, q), (moving, dq) = primals, tangents
+    root = _cdf_root(block, q)
+    _, density = jax.jvp(lambda y: cdf(block, y), (root,), (jnp.ones_like(root),))
+    _, change = eqx.filter_jvp(lambda block: cdf(block, root), (block,), (moving,))
+    level = jnp.zeros_like(root) if dq is None else jnp.broadcast_to(dq, root.shape)
+    # Between components far apart the density may underflow: the quantile jumps there and has no derivative.
+    return root, (level - (0.0 if change is None else change)) / jnp.maximum(density, jnp.finfo(root.dtype).tiny)
 
 
 def _widen(function: Callable[[Row], Row], low: Row, high: Row) -> tuple[Row, Row]:

@@ -7,6 +7,7 @@ some ten of them, and JAX's own caches give none back. So every program of the l
 
 from fathomgp.compilation._count import CompilationCount as CompilationCount
 from fathomgp.compilation._count import count_compilations as count_compilations
+from fathomgp.compilation._double import double_program as double_program
 from fathomgp.compilation._ladder import padded_length as padded_length
 from fathomgp.compilation._ladder import power_of_two as power_of_two
 from fathomgp.compilation._ladder import question_rows as question_rows

@@ -18,6 +18,7 @@ from fathomgp.compilation import power_of_two, program, question_rows, repeat_la
 from fathomgp.data import ParquetSource, Standardizer, Targets, read_inputs, read_targets
 from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
+from fathomgp.estimators._faces import JaxModel, Units
 from fathomgp.estimators._prepare import check_stream, prepare_arrays, prepare_stream
 from fathomgp.estimators._settings import (
     FIT,
@@ -167,6 +168,34 @@ class _DeepGPEstimator(BaseEstimator):
     def predict_distribution(self, X: Any) -> Predictive:
         """The whole answer: a :class:`~fathomgp.predictive.Predictive` with mean, std, quantiles, log density, ..."""
         return self._predictive(concatenate_rows([mixture for _, mixture in self._mixtures(self._read(X))]))
+
+    @double_precision
+    def to_jax(self) -> JaxModel:
+        """A pure JAX function in the units of the data: ``dist = f(x)``, for ``jit``, ``grad`` and ``vmap``.
+
+        ``x`` is rows (N, D) or one row (D,). ``dist`` has ``mean()``, ``variance()``, ``std()``, ``quantile(q)``,
+        ``cdf(y)``, ``log_prob(y)``, ``sample(key, n)``, and ``probabilities()`` for labels, see
+        :class:`~fathomgp.distribution.Distribution`. All is computed in float64, with JAX's flag off too; answers have
+        the dtype of ``x``.
+
+        Example:
+            >>> import jax
+            >>> import numpy as np
+            >>> from fathomgp import DeepGPRegressor
+            >>> X = np.linspace(0, 1, 20)[:, None]
+            >>> f = DeepGPRegressor(method="exact", random_state=0).fit(X, np.sin(6 * X[:, 0])).to_jax()
+            >>> upper = lambda x: f(x).quantile(0.95)
+            >>> jax.jit(jax.vmap(jax.grad(upper)))(X).shape
+            (20, 1)
+        """
+        check_is_fitted(self, "posterior_")
+        units = Units(
+            jax.tree.map(jnp.asarray, self.x_scaler_),
+            jax.tree.map(jnp.asarray, self.y_scaler_),
+            self._squeeze,
+            np.dtype(self._dtype),
+        )
+        return JaxModel(jax.tree.map(jnp.asarray, self.posterior_), units, self._prediction_key())
 
     def log_density(self, X: Any, y: Any) -> np.ndarray:
         """``log p(y | x)`` of every row, jointly over several outputs; NaN entries of y are left out."""
