@@ -124,6 +124,7 @@ def test_numbers_of_every_type_pass():
     assert SGHMC(batch_size=np.int64(3), learning_rate=np.float32(0.5)).batch_size == 3
     assert SGHMC(learning_rate=1).learning_rate == 1
     assert Exact(restarts=None).restarts is None
+    assert Softmax(np.int64(3)).num_points == Softmax(3).num_points
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,8 @@ def test_whole_numbers_of_128_bits_and_decimals_of_polars_are_numbers():
         [["a"], ["b", "c"]],
         [[["a"]], [["b"]]],
         [Thing(), Thing()],
-        [pd.Series([[1], [2]]), {}, {}],
+        [{}, {}],
+        pd.Series([[1], [2]]),
         [jax.random.key(0)] * 2,
         "ab",
         3,
@@ -217,6 +219,12 @@ def model():
 def test_questions(model, ask):
     with pytest.raises((SettingError, DataError)):
         ask(model)
+
+
+def test_counts_of_numpy_are_counts(model):
+    three = np.int64(3)
+    assert model.sample_y(X, three).shape == (12, 3)
+    assert model.predict_distribution(X).sample(three, random_state=three).shape == (3, 12)
 
 
 def test_splits_and_their_seeds():

@@ -133,13 +133,20 @@ def observe_jointly(
 
 def covariance(block: Block, covariances: Float[Array, "S B B P"]) -> Float[Array, "B B P"]:
     """Total covariance of y between rows, for likelihoods of the form y = f + noise."""
-    outputs = covariances.shape[-1]
-    weights, means = jnp.exp(block.log_weights), block.means[:, :, :outputs]
-    apart = means - jnp.tensordot(weights, means, 1)[None]
-    between = jnp.einsum("s,sip,sjp->ijp", weights, apart, apart)
+    outputs, weights = covariances.shape[-1], jnp.exp(block.log_weights)
+    latent = latent_covariance(block.log_weights, block.means[:, :, :outputs], covariances)
     noise = _component_moments(block)[1] - block.variances[:, :, :outputs]
-    diagonal = jnp.eye(covariances.shape[1], dtype=means.dtype)[:, :, None] * jnp.tensordot(weights, noise, 1)[:, None]
-    return jnp.tensordot(weights, covariances, 1) + between + diagonal
+    identity = jnp.eye(covariances.shape[1], dtype=latent.dtype)
+    return latent + identity[:, :, None] * jnp.tensordot(weights, noise, 1)[:, None]
+
+
+def latent_covariance(
+    log_weights: Float[Array, " S"], means: Float[Array, "S B P"], covariances: Float[Array, "S B B P"]
+) -> Float[Array, "B B P"]:
+    """Total covariance of f between rows: the mean of the covariances plus the covariance of the means."""
+    weights = jnp.exp(log_weights)
+    apart = means - jnp.tensordot(weights, means, 1)[None]
+    return jnp.tensordot(weights, covariances, 1) + jnp.einsum("s,sip,sjp->ijp", weights, apart, apart)
 
 
 def _each(block: Block, function: Callable[[Array, Array], Array]) -> Array:

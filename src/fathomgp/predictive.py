@@ -71,6 +71,15 @@ class Mixture(eqx.Module):
     def _moments(self) -> tuple[Float[Array, "N Q"], Float[Array, "N Q"]]:
         return _latent_moments(self.log_weights, self.means, self.variances)
 
+    def joint_moments(self) -> tuple[Float[Array, "N Q"], Float[Array, "N N Q"]]:
+        """Mean of f, and its total covariance between rows, for use within a program. Needs covariances."""
+        assert self.covariances is not None
+        log_weights = jax.nn.log_softmax(jnp.asarray(self.log_weights))
+        means, covariances = jnp.asarray(self.means), jnp.asarray(self.covariances)
+        return jnp.tensordot(jnp.exp(log_weights), means, 1), _answers.latent_covariance(
+            log_weights, means, covariances
+        )
+
     def rows(self, rows: slice) -> "Mixture":
         """The same mixture at some of its rows."""
         covariances = None if self.covariances is None else self.covariances[:, rows, rows]
@@ -200,6 +209,7 @@ class Predictive(eqx.Module):
         """
         if not isinstance(n, int | np.integer) or not 1 <= n < 1 << 31:
             raise SettingError(f"n, the number of draws, must be a whole number of at least 1, but it is {shown(n)}.")
+        n = int(n)
         key_components, key = jax.random.split(_key(random_state))
         log_weights = np.asarray(self.mixture.log_weights, np.float64)
         components = _choose_components(key_components, log_weights, n)

@@ -1,11 +1,12 @@
 # ruff: noqa: E501 (tables of odd values)
 """Commands on damaged files and with options that nobody should pass.
 
-Whatever happens, a command ends well or with one line on stderr, changes no input, leaves no half-written file and puts
-no formula into a file. Most commands run in this process and stop where a fit would begin; some are real processes.
+Whatever happens, a command ends well or with one line on stderr, takes no row that does not fit its header, changes no
+input, leaves no half-written file and puts no formula into a file. Most commands run in this process and stop where a fit would begin; some are real processes.
 """
 
 import contextlib
+import csv
 import gzip
 import hashlib
 import itertools
@@ -235,6 +236,8 @@ def judge(arguments, code, errors, before, place):
     if any(_holds_formula(place / name) for name in after if name not in before and name.endswith(".csv")):
         return "executed", "a formula in an output"
     lines = [line for line in errors.splitlines() if line.strip() and not line.startswith("Note: ")]
+    if code == 0 and any(_is_ragged(place / word) for word in arguments if word.endswith(".csv") and word in before):
+        return "lost", "rows that do not fit the header were taken"
     if code == 0:
         return ("fine", "") if not any("Traceback" in line for line in lines) else ("raw", errors)
     if code == 2 and ((len(lines) == 1 and lines[0].startswith("Error: ")) or "Usage: " in errors):
@@ -245,6 +248,16 @@ def judge(arguments, code, errors, before, place):
 def _may_change(name, outputs):
     """Outputs that exist and are no inputs may be replaced."""
     return name in outputs and name not in ("data.csv", "hard.csv", "soft.csv", "kinds.csv", "data.parquet")
+
+
+def _is_ragged(path):
+    """Whether rows have more or fewer fields than the header."""
+    rows = [
+        row
+        for row in csv.reader(path.read_text("utf-8-sig", "replace").splitlines(keepends=True))
+        if "".join(row).strip()
+    ]
+    return len({len(row) for row in rows}) > 1
 
 
 def _holds_formula(path):

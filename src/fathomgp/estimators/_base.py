@@ -19,7 +19,7 @@ from fathomgp.data import ParquetSource, Standardizer, Targets, read_inputs, rea
 from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
 from fathomgp.estimators._faces import JaxModel, Units
-from fathomgp.estimators._prepare import check_stream, prepare_arrays, prepare_stream
+from fathomgp.estimators._prepare import Prepared, check_stream, prepare_arrays, prepare_stream
 from fathomgp.estimators._settings import (
     FIT,
     PRECISIONS,
@@ -94,7 +94,7 @@ class _DeepGPEstimator(BaseEstimator):
         source = data.source
         model = build_model(
             data.sample,
-            likelihood,
+            self._told_likelihood(likelihood, data),
             source.num_outputs,
             recipe=self.recipe,
             depth=method.default_depth if self.depth is None else self.depth,
@@ -137,6 +137,10 @@ class _DeepGPEstimator(BaseEstimator):
             "_seed": seed,
             "_dtype": np.dtype(dtype),
         }
+
+    def _told_likelihood(self, likelihood: AbstractLikelihood, data: Prepared) -> AbstractLikelihood:
+        """The likelihood with what the user says about its noise, in standard units."""
+        return likelihood
 
     def _open_stream(self, stream: ParquetSource, y: Any) -> None:
         """Check a stream and take the names of its inputs."""
@@ -206,10 +210,10 @@ class _DeepGPEstimator(BaseEstimator):
     @double_precision
     def _sample_targets(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
         """Joint draws of y, as numbers: (N, n_samples), or (N, P, n_samples) for several outputs."""
-        check_count("n_samples", n_samples)
+        count = check_count("n_samples", n_samples)
         inputs = self._read(X)
         key = jax.random.key(draw_seed(random_state))
-        y = self.posterior_.sample_y(self._padded(inputs, power_of_two(len(inputs), smallest=16)), key=key, n=n_samples)
+        y = self.posterior_.sample_y(self._padded(inputs, power_of_two(len(inputs), smallest=16)), key=key, n=count)
         y = np.asarray(y)[:, : len(inputs)]
         outputs = y.shape[2]
         draws = np.asarray(self.y_scaler_.inverse(y.reshape(-1, outputs))).reshape(y.shape)
@@ -304,13 +308,14 @@ class _DeepGPEstimator(BaseEstimator):
         return Mixture(np.asarray(mixture.log_weights), means[:, : len(inputs)], variances[:, : len(inputs)], None)
 
     @double_precision
-    def _joint_moments(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Means of y, and its covariances between rows, noise included."""
+    def _joint_moments(self, inputs: np.ndarray, *, latent: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Means of y, and its covariances between rows, noise included; or those of f."""
         padded = self._padded(inputs, power_of_two(len(inputs), smallest=16))
         rows = slice(0, len(inputs))
-        moments = joint_moments(self.posterior_, padded, self._prediction_key())
-        mean = np.asarray(self.y_scaler_.inverse(np.asarray(moments[0])[rows]))
-        covariance = np.asarray(moments[1])[rows, rows] * np.asarray(self.y_scaler_.scale) ** 2
+        moments = (latent_joint_moments if latent else joint_moments)(self.posterior_, padded, self._prediction_key())
+        outputs = slice(0, len(self.y_scaler_.shift))
+        mean = np.asarray(self.y_scaler_.inverse(np.asarray(moments[0])[rows, outputs]))
+        covariance = np.asarray(moments[1])[rows, rows, outputs] * np.asarray(self.y_scaler_.scale) ** 2
         return (mean[:, 0], covariance[..., 0]) if self._squeeze else (mean, covariance)
 
     def _padded(self, inputs: np.ndarray, rows: int) -> jax.Array:
@@ -340,6 +345,12 @@ class _DeepGPEstimator(BaseEstimator):
 def joint_moments(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Means of y, and its covariances between rows, in standard units: one program."""
     return posterior.predict_y(x, key=key, full_cov=True).standard_moments()
+
+
+@program
+def latent_joint_moments(posterior: AbstractPosterior, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Means of f, and its covariances between rows, in standard units."""
+    return posterior.predict_f(x, key=key, full_cov=True).joint_moments()
 
 
 def _all_callable(callbacks: Any) -> bool:

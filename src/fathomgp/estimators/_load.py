@@ -37,6 +37,7 @@ _PARAMETERS: dict[str, Any] = {
     "kernel": _KERNELS | list[_KERNELS] | tuple[_KERNELS, ...],
     "architecture": str,
     "likelihood": str | AbstractLikelihood,
+    "noise": str | float | int,
     "max_iter": int | None,
     "batch_size": int | None,
     "precision": str,

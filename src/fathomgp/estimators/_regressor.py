@@ -9,10 +9,14 @@ from fathomgp._checks import check_flag
 from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
 from fathomgp.errors import DataError, SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
+from fathomgp.estimators._noise import check_noise, with_noise
+from fathomgp.estimators._prepare import Prepared
+from fathomgp.estimators._settings import PRECISIONS, find_method
 from fathomgp.estimators._streaming import LearnsOn
 from fathomgp.likelihoods import AbstractLikelihood, likelihood_from_name
 from fathomgp.notices import keeps_notices
 from fathomgp.precision import double_precision
+from fathomgp.predictive import Predictive
 
 
 class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimator):
@@ -33,6 +37,10 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         architecture: how layers are joined: ``"composition"``; with ``"stride"`` also ``"convolution"`` (hidden layers
             are local length scales) and ``"injective"`` (a monotone warping of one input).
         likelihood: ``"gaussian"``, or a likelihood object.
+        noise: the size of Gaussian noise: ``"learn"``; a number, its variance in units of ``y`` squared, which the fit
+            leaves as it is; or ``"none"`` for data without noise (computer codes): the fit goes through them, with the
+            smallest nugget that factorises (1e-10 of the variance of y, 1e-6 with inducing points). Methods decoupled,
+            meanfield and sequential always learn it.
         max_iter: at most so many optimiser steps a start; ``None`` leaves it to the method.
         batch_size: rows a step, for the methods that use batches.
         precision: ``"double"``; ``"mixed"`` (dsvi: data in float32, M x M algebra in float64: faster); ``"single"``.
@@ -77,6 +85,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         kernel: Any = "rbf",
         architecture: Any = "composition",
         likelihood: Any = "gaussian",
+        noise: Any = "learn",
         max_iter: Any = None,
         batch_size: Any = None,
         precision: Any = "double",
@@ -96,6 +105,7 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         self.kernel = kernel
         self.architecture = architecture
         self.likelihood = likelihood
+        self.noise = noise
         self.max_iter = max_iter
         self.batch_size = batch_size
         self.precision = precision
@@ -136,17 +146,36 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
         return targets
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
-        """Means of y, with standard deviations or covariances between rows of y (noise included) if asked for."""
+    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False, latent: bool = False) -> Any:
+        """Means of y, with standard deviations or covariances between rows of y (noise included) if asked for.
+
+        ``latent=True`` answers about f, the function below the noise, instead: in the units of ``y`` for real targets;
+        for counts f is the logarithm of the rate.
+        """
         return_std, return_cov = check_flag(return_std, "return_std"), check_flag(return_cov, "return_cov")
+        latent = check_flag(latent, "latent")
         if return_std and return_cov:
             raise SettingError("return_std and return_cov exclude each other: ask for one of the two.")
         if return_cov:
-            return self._joint_moments(self._read(X))
+            return self._joint_moments(self._read(X), latent=latent)
+        mean_of = self._latent_mean if latent else Predictive.mean
+        std_of = self._latent_std if latent else Predictive.std
         if return_std:
-            blocks = self._blocks(X, lambda predictive: (predictive.mean(), predictive.std()))
+            blocks = self._blocks(X, lambda predictive: (mean_of(predictive), std_of(predictive)))
             return np.concatenate([mean for mean, _ in blocks]), np.concatenate([std for _, std in blocks])
-        return np.concatenate(self._blocks(X, lambda predictive: predictive.mean()))
+        return np.concatenate(self._blocks(X, mean_of))
+
+    def _latent_mean(self, predictive: Predictive) -> np.ndarray:
+        return self._first_latents(predictive.latent_mean())
+
+    def _latent_std(self, predictive: Predictive) -> np.ndarray:
+        return self._first_latents(predictive.latent_std())
+
+    def _first_latents(self, answer: np.ndarray) -> np.ndarray:
+        """One latent function an output: the first ones, in the shape of y."""
+        if answer.ndim == 1:
+            return answer
+        return answer[:, 0] if self._squeeze else answer[:, : len(self.y_scaler_.shift)]
 
     def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray) -> np.ndarray:
         """Quantiles of y: one row of answers a quantile when ``q`` is a list, like ``numpy.quantile``."""
@@ -171,4 +200,9 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
             likelihood = likelihood_from_name(likelihood)
         if likelihood.target_kind == "class":
             raise SettingError(f"likelihood={self.likelihood!r} is for labels: use DeepGPClassifier.")
+        check_noise(self.noise, likelihood, self.method, find_method(self.method)[0])
         return likelihood
+
+    def _told_likelihood(self, likelihood: AbstractLikelihood, data: Prepared) -> AbstractLikelihood:
+        method, _ = find_method(self.method)
+        return with_noise(likelihood, self.noise, data, PRECISIONS[self.precision], method)

@@ -42,6 +42,7 @@ class Method:
         classifies: whether it learns from labels, not from real numbers with Gaussian noise alone.
         architectures: how its layers may be joined.
         grows: whether ``num_inducing`` is a budget that rows of a later :meth:`partial_fit` may fill.
+        fixes_noise: whether Gaussian noise may have a size that it leaves as it is.
     """
 
     build: Callable[[], AbstractInference]
@@ -53,13 +54,16 @@ class Method:
     classifies: bool = True
     architectures: tuple[str, ...] = ("composition",)
     grows: bool = False
+    fixes_noise: bool = True
 
 
 METHODS: dict[str, Method] = {
     "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False, classifies=False),
     "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False, classifies=False),
     "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
-    "decoupled": Method(Decoupled, Decoupled, 2, uses_inducing=True, uses_batches=True, precisions=("double",)),
+    "decoupled": Method(
+        Decoupled, Decoupled, 2, uses_inducing=True, uses_batches=True, precisions=("double",), fixes_noise=False
+    ),
     "sghmc": Method(SGHMC, SGHMC, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
     "stride": Method(
         STRIDE,
@@ -70,10 +74,14 @@ METHODS: dict[str, Method] = {
         precisions=("double",),
         architectures=("composition", "convolution", "injective"),
     ),
-    "sequential": Method(Sequential, Sequential, 2, True, True, precisions=("double", "mixed"), grows=True),
+    "sequential": Method(
+        Sequential, Sequential, 2, True, True, precisions=("double", "mixed"), grows=True, fixes_noise=False
+    ),
     # Variances are differences of psi statistics: single precision loses them.
     "aep": Method(AEP, AEP, default_depth=2, uses_inducing=True, uses_batches=True, precisions=("double",)),
-    "meanfield": Method(MeanField, MeanField, 2, True, uses_batches=False, precisions=("double",), classifies=False),
+    "meanfield": Method(
+        MeanField, MeanField, 2, True, uses_batches=False, precisions=("double",), classifies=False, fixes_noise=False
+    ),
 }
 
 #: What a recipe says about the algorithm of that name, beside the model's start: the paper's, to the letter.

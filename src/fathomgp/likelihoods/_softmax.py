@@ -37,7 +37,7 @@ class Softmax(AbstractClassLikelihood):
 
     def __init__(self, num_classes: int, num_points: int | None = None):
         self.num_classes = check_num_classes(num_classes)
-        smallest = 1 << (4 * num_classes - 1).bit_length()
+        smallest = 1 << (4 * self.num_classes - 1).bit_length()
         wanted = 128 if num_points is None else whole_number(num_points, "num_points", 1, 1 << 24)
         self.num_points = max(wanted, smallest)
 
