@@ -4,10 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
+from sklearn.base import clone
+from sklearn.model_selection import cross_validate
 
 import fathomgp
 from fathomgp import DeepGPRegressor
+from fathomgp.data import ArraySource
 from fathomgp.errors import DataError, DataWarning, SettingError
+from fathomgp.inference.exact import condition, log_evidence
+from fathomgp.inference.sgpr import collapsed_elbo, optimal_posterior
+from fathomgp.kernels import Matern52
+from fathomgp.likelihoods import Gaussian
+from fathomgp.means import Zero
+from fathomgp.model import DeepGP, Layer
+from fathomgp.parameters import real
 
 METHODS = [
     "exact",
@@ -138,3 +149,157 @@ def test_told_noise_is_saved(data, tmp_path):
     again = fathomgp.load(tmp_path / "model")
     assert again.noise == 0.25
     assert np.array_equal(again.predict(X, return_std=True)[1], model.predict(X, return_std=True)[1])
+
+
+# --- known variances of every row -------------------------------------------------------------------------------------
+
+
+def rows_with_noise(rng, shared):
+    x, y = rng.uniform(-2.0, 2.0, size=(20, 1)), rng.normal(size=(20, 2))
+    noise = rng.uniform(0.05, 2.0, size=(20, 1 if shared else 2))
+    return x, y, np.broadcast_to(noise, (20, 2)), np.linspace(-2.0, 2.0, 5)[:, None]
+
+
+def one_layer(z=None):
+    # The model's own noise would be seen if it were used.
+    return DeepGP((Layer(Matern52(0.8, 1.3), Zero(2), None if z is None else real(z), 2),), Gaussian(77.0))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_exact_with_known_noise_equals_the_closed_form(rng, key, shared):
+    x, y, noise, new = rows_with_noise(rng, shared)
+    model, batch = one_layer(), ArraySource(x, y, noise=noise).everything()
+    answer = condition(model, batch, shared=shared).predict_f(jnp.asarray(new), key=key)
+    K, cross, prior = grams(model, x, new)
+    evidence = 0.0
+    for p in range(2):
+        covariance = K + np.diag(noise[:, p])
+        assert np.allclose(answer.means[0][:, p], cross @ np.linalg.solve(covariance, y[:, p]), atol=1e-8)
+        variance = np.diag(prior - cross @ np.linalg.solve(covariance, cross.T))
+        assert np.allclose(answer.variances[0][:, p], variance, atol=1e-8)
+        evidence += scipy.stats.multivariate_normal(np.zeros(20), covariance).logpdf(y[:, p])
+    assert float(log_evidence(model, batch, shared=shared)) == pytest.approx(evidence, abs=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sgpr_with_known_noise_equals_the_closed_form(rng, key, shared):
+    x, y, noise, new = rows_with_noise(rng, shared)
+    z = np.linspace(-2.0, 2.0, 6)[:, None]
+    model, batch = one_layer(z), ArraySource(x, y, noise=noise).everything()
+    answer = optimal_posterior(model, batch, shared=shared).predict_f(jnp.asarray(new), key=key)
+    Kmm, Knm, Knn = grams(model, z, x)
+    Ksm, Kss = grams(model, z, new)[1:]
+    Kmm = Kmm + 1e-10 * np.mean(np.diag(Kmm)) * np.eye(6)
+    bound = 0.0
+    for p in range(2):
+        weighted = Knm.T / noise[:, p]
+        precision = Kmm + weighted @ Knm
+        assert np.allclose(answer.means[0][:, p], Ksm @ np.linalg.solve(precision, weighted @ y[:, p]), atol=1e-8)
+        variance = Kss - Ksm @ (np.linalg.inv(Kmm) - np.linalg.inv(precision)) @ Ksm.T
+        assert np.allclose(answer.variances[0][:, p], np.diag(variance), atol=1e-8)
+        Q = Knm @ np.linalg.solve(Kmm, Knm.T)
+        bound += scipy.stats.multivariate_normal(np.zeros(20), Q + np.diag(noise[:, p])).logpdf(y[:, p])
+        bound -= 0.5 * np.sum(np.diag(Knn - Q) / noise[:, p])
+    assert float(collapsed_elbo(model, batch, shared=shared)) == pytest.approx(bound, abs=1e-6)
+
+
+def grams(model, a, b):
+    """k(a, a), k(b, a) and k(b, b)."""
+    kernel, a, b = model.layers[0].kernel, jnp.asarray(a), jnp.asarray(b)
+    return np.asarray(kernel(a)), np.asarray(kernel(b, a)), np.asarray(kernel(b))
+
+
+@pytest.mark.parametrize("method", ["exact", pytest.param("sgpr", marks=pytest.mark.slow)])
+def test_new_rows_take_noise_of_their_own(data, rng, method, tmp_path):
+    X, y = data
+    noise = rng.uniform(0.1, 2.0, size=len(y))
+    model = regressor(method).fit(X, y, noise_variance=noise)
+    new, told = X[:5], np.array([0.1, 0.5, 1.0, 2.0, 4.0])
+    f, f_std = model.predict(new, return_std=True, latent=True)
+    mean, std = model.predict(new, return_std=True, noise_variance=told)
+    assert np.allclose(mean, f)
+    assert np.allclose(std, np.sqrt(f_std**2 + told))
+    assert np.allclose(model.predict(new), f)
+    joint = model.predict(new, return_cov=True, noise_variance=told)[1]
+    assert np.allclose(joint - model.predict(new, return_cov=True, latent=True)[1], np.diag(told), atol=1e-8)
+    density = scipy.stats.norm(mean, std).logpdf(y[:5])
+    assert np.allclose(model.log_density(new, y[:5], noise_variance=told), density)
+    assert np.allclose(model.predict_quantiles(new, 0.9, noise_variance=told), mean + 1.2815515655446004 * std)
+    draws = model.sample_y(new, 4000, noise_variance=told)
+    assert np.allclose(draws.std(axis=1), std, rtol=0.1)
+    assert np.allclose(model.predict_distribution(new, noise_variance=told).sample(4000, 0).std(axis=0), std, rtol=0.1)
+    model.save(tmp_path / "model")
+    again = fathomgp.load(tmp_path / "model")
+    assert np.array_equal(again.predict(new, return_std=True, noise_variance=told)[1], std)
+    for ask in (
+        lambda: again.predict(new, return_std=True),
+        lambda: again.predict(new, return_cov=True),
+        lambda: again.predict_distribution(new),
+        lambda: again.predict_quantiles(new, 0.5),
+        lambda: again.sample_y(new),
+        lambda: again.log_density(new, y[:5]),
+    ):
+        with pytest.raises(SettingError, match=r"noise of these rows is not known.*latent=True"):
+            ask()
+
+
+def test_the_estimator_with_known_noise_equals_the_closed_form(data, rng):
+    X, y = data
+    noise, new = rng.uniform(0.1, 2.0, size=len(y)), np.linspace(-2.5, 2.5, 7)[:, None]
+    model = regressor(max_iter=20).fit(X, y, noise_variance=noise)
+    mean, covariance = closed_form(model, X, y, new, noise)
+    answer = model.predict(new, return_cov=True, latent=True)
+    assert np.allclose(answer[0], mean, atol=1e-8)
+    assert np.allclose(answer[1], covariance, atol=1e-8)
+
+
+def test_known_noise_of_several_outputs_some_missing(data, rng):
+    X, y = data
+    Y, noise = np.stack([y, -y], axis=1), rng.uniform(0.1, 2.0, size=(len(y), 2))
+    Y[3, 1] = noise[3, 1] = np.nan
+    model = regressor(missing="mask").fit(X, Y, noise_variance=noise)
+    std = model.predict(X[:4], return_std=True, noise_variance=np.ones((4, 2)))[1]
+    latent = model.predict(X[:4], return_std=True, latent=True)[1]
+    assert np.allclose(std**2 - latent**2, 1.0)
+
+
+def test_folds_slice_the_noise(data):
+    X, y = data
+    noise = np.linspace(0.1, 2.0, len(y))
+    result = cross_validate(
+        regressor(), X, y, cv=3, params={"noise_variance": noise}, return_estimator=True, return_indices=True
+    )
+    assert np.all(np.isfinite(result["test_score"]))
+    rows = result["indices"]["train"][0]
+    own = clone(regressor()).fit(X[rows], y[rows], noise_variance=noise[rows])
+    assert np.array_equal(result["estimator"][0].predict(X), own.predict(X))
+
+
+@pytest.mark.parametrize(
+    ("noise", "sentence"),
+    [
+        (np.ones(5), r"noise_variance has the shape \(5,\), but there are 24 rows and 1 outputs"),
+        (np.ones((24, 2)), r"noise_variance has the shape \(24, 2\)"),
+        (0.5, r"noise_variance has the shape \(\)"),
+        (np.r_[np.ones(23), -1.0], "positive and finite, but it is -1 in row 23"),
+        (np.r_[0.0, np.ones(23)], "positive and finite, but it is 0 in row 0"),
+        (np.r_[np.nan, np.ones(23)], "positive and finite, but it is nan in row 0"),
+        ("much", "noise_variance must hold numbers"),
+    ],
+)
+def test_variances_that_are_none_are_refused(data, noise, sentence):
+    with pytest.raises(DataError, match=sentence):
+        regressor().fit(*data, noise_variance=noise)
+
+
+def test_known_noise_where_it_cannot_be_used(data):
+    X, y = data
+    ones = np.ones(len(y))
+    with pytest.raises(SettingError, match="both tell the noise"):
+        regressor(noise=0.1).fit(X, y, noise_variance=ones)
+    with pytest.raises(SettingError, match="method='stride' knows no noise variances of rows"):
+        regressor("stride").fit(X, y, noise_variance=ones)
+    with pytest.raises(SettingError, match="Gaussian noise, but the likelihood is Poisson"):
+        regressor("dsvi", likelihood="poisson").fit(X, ones, noise_variance=ones)
+    with pytest.raises(SettingError, match="for a fit that was told it"):
+        regressor().fit(X, y).predict(X, return_std=True, noise_variance=ones)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.scipy.special import erf, ndtri
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Gaussian
+from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, Gaussian, has_noise_of_rows
 from fathomgp.linalg import safe_cholesky
 
 Row = Float[Array, "B P"]
@@ -94,13 +94,19 @@ def observe(
 ) -> Float[Array, "B n P"]:
     """Draws of y with independent rows. The noise of a row depends on its number alone, not on its block."""
 
-    def of_row(row: Int[Array, ""], means: Float[Array, "S Q"], variances: Float[Array, "S Q"]) -> Float[Array, "n P"]:
+    def of_row(
+        row: Int[Array, ""],
+        means: Float[Array, "S Q"],
+        variances: Float[Array, "S Q"],
+        likelihood: AbstractLikelihood,
+    ) -> Float[Array, "n P"]:
         key_f, key_y = jax.random.split(jax.random.fold_in(key, row))
         shape = (components.shape[0], means.shape[1])
         f = means[components] + jnp.sqrt(variances[components]) * jax.random.normal(key_f, shape, means.dtype)
-        return block.likelihood.sample(f, key=key_y)
+        return likelihood.sample(f, key=key_y)
 
-    return jax.vmap(of_row, in_axes=(0, 1, 1))(row, block.means, block.variances)
+    own = 0 if has_noise_of_rows(block.likelihood) else None
+    return jax.vmap(of_row, in_axes=(0, 1, 1, own))(row, block.means, block.variances, block.likelihood)
 
 
 def observe_jointly(

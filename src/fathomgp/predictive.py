@@ -27,7 +27,7 @@ from fathomgp import _answers
 from fathomgp._checks import as_numbers, real_number, shown
 from fathomgp.compilation import power_of_two, program, question_rows
 from fathomgp.errors import DataError, NotPositiveDefiniteError, SettingError
-from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood
+from fathomgp.likelihoods import AbstractClassLikelihood, AbstractLikelihood, likelihood_of_rows
 from fathomgp.parameters import cast
 from fathomgp.precision import double_precision
 
@@ -319,7 +319,8 @@ class Predictive(eqx.Module):
             np.asarray(x, np.float64) for x in (self.mixture.log_weights, self.mixture.means, self.mixture.variances)
         )
         means, variances = _pad(means[:, part], 1, 0, rows), _pad(variances[:, part], 1, 1, rows)
-        return _ask_block(question, log_weights, means, variances, cast(self.likelihood, jnp.float64), *args)
+        likelihood = likelihood_of_rows(cast(self.likelihood, jnp.float64), part, means.shape[1])
+        return _ask_block(question, log_weights, means, variances, likelihood, *args)
 
     def _independent(self, components: Array, key: PRNGKeyArray) -> np.ndarray:
         numbers = np.arange(self.mixture.num_rows)

@@ -30,6 +30,7 @@ class Batch(eqx.Module):
         index: the row's number in the source, for algorithms that keep something a datum.
         num_data: how many real rows the source holds, N: sums over a batch are scaled to it.
         mesh: the devices that share the rows in equal pieces, along its axis "rows"; ``None`` for a single one.
+        noise: the known noise variance of every output, 1 in padding; ``None`` where the model's own holds.
     """
 
     x: Float[Array, "*stack B D"]
@@ -39,6 +40,7 @@ class Batch(eqx.Module):
     index: Int[Array, "*stack B"]
     num_data: Float[Array, ""]
     mesh: Mesh | None = eqx.field(static=True, default=None)
+    noise: Float[Array, "*stack B P"] | None = None
 
     @property
     def scale(self) -> Float[Array, ""]:
@@ -113,6 +115,7 @@ class IndexFeed(AbstractFeed):
             data.index[rows],
             data.num_data,
             self.mesh,
+            None if data.noise is None else data.noise[rows],
         )
 
     def placed(self, on: AbstractPlacement) -> "IndexFeed":
@@ -204,15 +207,25 @@ class ArraySource(AbstractSource):
         x: inputs (N, D).
         y: outputs (N, P), 0.0 where missing.
         observed: true where an output was measured; all by default.
+        noise: the known noise variance of every output (N, P), if it is known.
         dtype: the floating-point type on the device.
     """
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, observed: np.ndarray | None = None, *, dtype: Any = np.float64):
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        observed: np.ndarray | None = None,
+        *,
+        noise: np.ndarray | None = None,
+        dtype: Any = np.float64,
+    ):
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
             raise DataError(f"x must be (N, D) and y (N, P) with the same N, but they are {x.shape} and {y.shape}.")
         self.x = np.ascontiguousarray(x, dtype)
         self.y = np.ascontiguousarray(y, dtype)
         self.observed = np.ones(y.shape, bool) if observed is None else np.ascontiguousarray(observed, bool)
+        self.noise = None if noise is None else np.ascontiguousarray(noise, dtype)
         self.num_data, self.num_inputs = x.shape
         self.num_outputs = y.shape[1]
         self._device: dict[int, Batch] = {}
@@ -258,8 +271,8 @@ class ArraySource(AbstractSource):
     def fingerprint(self) -> str:
         """Shape, dtype and a hash of the values."""
         digest = hashlib.sha256()
-        for array in (self.x, self.y, self.observed):
-            digest.update(array.tobytes())
+        for array in (self.x, self.y, self.observed, self.noise):
+            digest.update(b"" if array is None else array.tobytes())
         return f"{self.x.shape}{self.y.shape}{self.x.dtype}{digest.hexdigest()[:16]}"
 
     def _positions(self, first: int, count: int, ordered: bool, seed: int) -> np.ndarray:
@@ -292,8 +305,14 @@ class ArraySource(AbstractSource):
                 weight=jnp.asarray(weight),
                 index=jnp.asarray(np.arange(rows, dtype=np.int32)),
                 num_data=jnp.asarray(np.asarray(self.num_data, self.x.dtype)),
+                noise=None if self.noise is None else jnp.asarray(_lengthened(self.noise, extra, 1.0)),
             )
         return self._device[rows]
+
+
+def _lengthened(rows: np.ndarray, extra: int, value: float) -> np.ndarray:
+    """With so many more rows, of one value."""
+    return np.pad(rows, [(0, extra), (0, 0)], constant_values=value)
 
 
 def padded_size(rows: int) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from fathomgp.data import ParquetSource, Standardizer, Targets, read_inputs, rea
 from fathomgp.diagnostics import convergence
 from fathomgp.errors import DataWarning, SettingError
 from fathomgp.estimators._faces import JaxModel, Units
+from fathomgp.estimators._noise import frozen_gaussian, read_noise_variance
 from fathomgp.estimators._prepare import Prepared, check_stream, prepare_arrays, prepare_stream
 from fathomgp.estimators._settings import (
     FIT,
@@ -34,7 +36,7 @@ from fathomgp.estimators._settings import (
 )
 from fathomgp.fitting import Checkpointing, EarlyStopping, fit_model
 from fathomgp.inference import AbstractPosterior
-from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.likelihoods import AbstractLikelihood, likelihood_of_rows
 from fathomgp.model import ARCHITECTURES, build_model
 from fathomgp.notices import tell
 from fathomgp.parameters import cast
@@ -61,25 +63,30 @@ FITTED: dict[str, Any] = {
     "y_scaler_": Standardizer,
     "classes_": np.ndarray,
     "_squeeze": bool,
+    "_noise_known": bool,
     "_seed": int,
     "_dtype": np.dtype,
 }
 #: Those that only some estimators hold.
-SOMETIMES = {"feature_names_in_", "classes_"}
+SOMETIMES = {"feature_names_in_", "classes_", "_noise_known"}
 
 
 class _DeepGPEstimator(BaseEstimator):
     """The machinery; the two public classes add their targets and their predictions."""
 
     @double_precision
-    def _fit(self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood) -> "_DeepGPEstimator":
+    def _fit(
+        self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood, noise: np.ndarray | None = None
+    ) -> "_DeepGPEstimator":
         """Fit to numbers, or to a stream, which has its own targets. Nothing is changed unless the fit succeeds."""
-        for name, value in self._run_fit(X, targets, likelihood).items():
+        for name, value in self._run_fit(X, targets, likelihood, noise).items():
             setattr(self, name, value)
         return self
 
-    def _run_fit(self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood) -> dict[str, Any]:
-        """The fitted attributes."""
+    def _run_fit(
+        self, X: Any, targets: Targets | None, likelihood: AbstractLikelihood, noise: np.ndarray | None
+    ) -> dict[str, Any]:
+        """The fitted attributes; ``noise``: known variances of the targets."""
         method, _ = find_method(self.method)
         labels = likelihood.target_kind == "class"
         rows = X.num_data if targets is None else len(X)
@@ -90,7 +97,7 @@ class _DeepGPEstimator(BaseEstimator):
         if targets is None:
             data = prepare_stream(X, likelihood, dtype=dtype, seed=seed)
         else:
-            data = prepare_arrays(X, targets, likelihood, dtype=dtype, seed=seed)
+            data = prepare_arrays(X, targets, likelihood, dtype=dtype, seed=seed, noise=noise)
         source = data.source
         model = build_model(
             data.sample,
@@ -134,6 +141,7 @@ class _DeepGPEstimator(BaseEstimator):
             "x_scaler_": data.x_scaler,
             "y_scaler_": data.y_scaler,
             "_squeeze": data.squeeze,
+            "_noise_known": noise is not None,
             "_seed": seed,
             "_dtype": np.dtype(dtype),
         }
@@ -169,9 +177,14 @@ class _DeepGPEstimator(BaseEstimator):
         return self.posterior_.model
 
     @double_precision
-    def predict_distribution(self, X: Any) -> Predictive:
-        """The whole answer: a :class:`~fathomgp.predictive.Predictive` with mean, std, quantiles, log density, ..."""
-        return self._predictive(concatenate_rows([mixture for _, mixture in self._mixtures(self._read(X))]))
+    def predict_distribution(self, X: Any, noise_variance: Any = None) -> Predictive:
+        """The whole answer: a :class:`~fathomgp.predictive.Predictive` with mean, std, quantiles, log density, ...
+
+        ``noise_variance``: of the rows of X, for a fit that was told those of its rows.
+        """
+        inputs = self._read(X)
+        likelihood = self._likelihood_of(inputs, noise_variance)
+        return self._predictive(concatenate_rows([mixture for _, mixture in self._mixtures(inputs)]), likelihood)
 
     @double_precision
     def to_jax(self) -> JaxModel:
@@ -193,6 +206,8 @@ class _DeepGPEstimator(BaseEstimator):
             (20, 1)
         """
         check_is_fitted(self, "posterior_")
+        if getattr(self, "_noise_known", False):
+            raise SettingError("to_jax needs noise of one size, but this fit was told that of each of its rows.")
         units = Units(
             jax.tree.map(jnp.asarray, self.x_scaler_),
             jax.tree.map(jnp.asarray, self.y_scaler_),
@@ -201,19 +216,39 @@ class _DeepGPEstimator(BaseEstimator):
         )
         return JaxModel(jax.tree.map(jnp.asarray, self.posterior_), units, self._prediction_key())
 
-    def log_density(self, X: Any, y: Any) -> np.ndarray:
+    @double_precision
+    def log_density(self, X: Any, y: Any, noise_variance: Any = None) -> np.ndarray:
         """``log p(y | x)`` of every row, jointly over several outputs; NaN entries of y are left out."""
         inputs = self._read(X)
         targets = self._encode_targets(y, len(inputs))
-        return np.concatenate([p.log_density(targets[rows]) for rows, p in self._predictives(inputs)])
+        likelihood = self._likelihood_of(inputs, noise_variance)
+        return np.concatenate([p.log_density(targets[rows]) for rows, p in self._predictives(inputs, likelihood)])
+
+    def _likelihood_of(self, inputs: np.ndarray, noise_variance: Any, *, needed: bool = True) -> AbstractLikelihood:
+        """The likelihood of new rows, with their noise where the fit was told that of its own."""
+        likelihood = self.posterior_.likelihood
+        if not getattr(self, "_noise_known", False):
+            if noise_variance is not None:
+                raise SettingError("noise_variance is for a fit that was told it, fit(X, y, noise_variance=...).")
+            return likelihood
+        if noise_variance is None:
+            if needed:
+                raise SettingError(
+                    "The noise of these rows is not known: pass noise_variance=..., one variance a row in units of y "
+                    "squared, or ask predict(X, latent=True) about the function below the noise."
+                )
+            return likelihood
+        scale = np.asarray(self.y_scaler_.scale)
+        return frozen_gaussian(read_noise_variance(noise_variance, (len(inputs), len(scale))) / scale**2)
 
     @double_precision
-    def _sample_targets(self, X: Any, n_samples: int, random_state: Any) -> np.ndarray:
+    def _sample_targets(self, X: Any, n_samples: int, random_state: Any, noise_variance: Any = None) -> np.ndarray:
         """Joint draws of y, as numbers: (N, n_samples), or (N, P, n_samples) for several outputs."""
         count = check_count("n_samples", n_samples)
         inputs = self._read(X)
-        key = jax.random.key(draw_seed(random_state))
-        y = self.posterior_.sample_y(self._padded(inputs, power_of_two(len(inputs), smallest=16)), key=key, n=count)
+        key, rows = jax.random.key(draw_seed(random_state)), power_of_two(len(inputs), smallest=16)
+        posterior = self._posterior_of(self._likelihood_of(inputs, noise_variance), rows)
+        y = posterior.sample_y(self._padded(inputs, rows), key=key, n=count)
         y = np.asarray(y)[:, : len(inputs)]
         outputs = y.shape[2]
         draws = np.asarray(self.y_scaler_.inverse(y.reshape(-1, outputs))).reshape(y.shape)
@@ -282,17 +317,28 @@ class _DeepGPEstimator(BaseEstimator):
         values = np.where(targets.observed, targets.Y, np.nan)
         return values[:, 0] if self._squeeze and values.shape[1] == 1 else values
 
-    def _blocks(self, X: Any, question: Callable[[Predictive], Any]) -> list[Any]:
-        return [question(predictive) for _, predictive in self._predictives(self._read(X))]
+    @double_precision
+    def _blocks(
+        self, X: Any, question: Callable[[Predictive], Any], noise_variance: Any = None, *, needed: bool = True
+    ) -> list[Any]:
+        """Answers block by block; ``needed`` is false for questions to which the noise does not matter."""
+        inputs = self._read(X)
+        likelihood = self._likelihood_of(inputs, noise_variance, needed=needed)
+        return [question(predictive) for _, predictive in self._predictives(inputs, likelihood)]
 
-    def _predictives(self, inputs: np.ndarray) -> Iterator[tuple[slice, Predictive]]:
+    def _predictives(self, inputs: np.ndarray, likelihood: AbstractLikelihood) -> Iterator[tuple[slice, Predictive]]:
         for rows, mixture in self._mixtures(inputs):
-            yield rows, self._predictive(mixture)
+            yield rows, self._predictive(mixture, likelihood_of_rows(likelihood, rows))
 
-    def _predictive(self, mixture: Mixture) -> Predictive:
-        return Predictive(
-            mixture, self.posterior_.likelihood, self.y_scaler_.shift, self.y_scaler_.scale, self._squeeze
-        )
+    def _predictive(self, mixture: Mixture, likelihood: AbstractLikelihood) -> Predictive:
+        return Predictive(mixture, likelihood, self.y_scaler_.shift, self.y_scaler_.scale, self._squeeze)
+
+    def _posterior_of(self, likelihood: AbstractLikelihood, rows: int) -> AbstractPosterior:
+        """The posterior, with the noise of so many rows where each has its own."""
+        if likelihood is self.posterior_.likelihood:
+            return self.posterior_
+        padded = likelihood_of_rows(likelihood, slice(None), rows)
+        return eqx.tree_at(lambda posterior: posterior.model.likelihood, self.posterior_, padded)
 
     def _mixtures(self, inputs: np.ndarray) -> Iterator[tuple[slice, Mixture]]:
         """The latent answer, block by block, on the host."""
@@ -308,11 +354,14 @@ class _DeepGPEstimator(BaseEstimator):
         return Mixture(np.asarray(mixture.log_weights), means[:, : len(inputs)], variances[:, : len(inputs)], None)
 
     @double_precision
-    def _joint_moments(self, inputs: np.ndarray, *, latent: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def _joint_moments(
+        self, inputs: np.ndarray, noise_variance: Any = None, *, latent: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Means of y, and its covariances between rows, noise included; or those of f."""
         padded = self._padded(inputs, power_of_two(len(inputs), smallest=16))
+        posterior = self._posterior_of(self._likelihood_of(inputs, noise_variance, needed=not latent), len(padded))
         rows = slice(0, len(inputs))
-        moments = (latent_joint_moments if latent else joint_moments)(self.posterior_, padded, self._prediction_key())
+        moments = (latent_joint_moments if latent else joint_moments)(posterior, padded, self._prediction_key())
         outputs = slice(0, len(self.y_scaler_.shift))
         mean = np.asarray(self.y_scaler_.inverse(np.asarray(moments[0])[rows, outputs]))
         covariance = np.asarray(moments[1])[rows, rows, outputs] * np.asarray(self.y_scaler_.scale) ** 2

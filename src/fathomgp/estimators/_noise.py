@@ -9,13 +9,12 @@ from jaxtyping import ArrayLike
 
 from fathomgp._checks import shown
 from fathomgp.data import ArraySource
-from fathomgp.errors import DataError, DataWarning, SettingError
-from fathomgp.estimators._prepare import Prepared
+from fathomgp.errors import DataError, SettingError
+from fathomgp.estimators._prepare import Prepared, raised_to_nugget
 from fathomgp.estimators._settings import Method
 from fathomgp.likelihoods import AbstractLikelihood, Gaussian
 from fathomgp.likelihoods._gaussian import SMALLEST_VARIANCE
 from fathomgp.linalg import default_policy
-from fathomgp.notices import tell
 from fathomgp.parameters import positive
 
 
@@ -44,29 +43,65 @@ def refuse_other_noise(what: str, likelihood: AbstractLikelihood) -> None:
         raise SettingError(f"{what} is for Gaussian noise, but the likelihood is {kind}: leave noise='learn'.")
 
 
+def check_noise_of_rows(noise: Any, likelihood: AbstractLikelihood, name: Any, method: Method) -> None:
+    """Refuse known variances beside another word on the noise, or where nobody can use them."""
+    if not (isinstance(noise, str) and noise == "learn"):
+        raise SettingError(f"noise={shown(noise)} and noise_variance both tell the noise: leave one of them out.")
+    refuse_other_noise("noise_variance", likelihood)
+    if not method.noise_of_rows:
+        raise SettingError(
+            f"method={shown(name)} knows no noise variances of rows: use method='exact' or 'sgpr', "
+            "or one number, noise=..."
+        )
+
+
+def read_noise_variance(noise_variance: Any, shape: tuple[int, int], observed: np.ndarray | None = None) -> np.ndarray:
+    """Known variances (N, P), in units of y squared, one a row or one a row and output; only those observed matter."""
+    try:
+        values = np.asarray(noise_variance, np.float64)
+    except Exception:
+        raise DataError(f"noise_variance must hold numbers, but it is {shown(noise_variance)}.") from None
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or values.shape[0] != shape[0] or values.shape[1] not in (1, shape[1]):
+        raise DataError(
+            f"noise_variance has the shape {np.shape(noise_variance)}, but there are {shape[0]} rows and {shape[1]} "
+            "outputs: give one variance a row, or one a row and output."
+        )
+    values = np.broadcast_to(values, shape)
+    wrong = ~(np.isfinite(values) & (values > 0.0)) & (True if observed is None else observed)
+    if np.any(wrong):
+        row = int(np.flatnonzero(np.any(wrong, axis=1))[0])
+        found = values[row][wrong[row]][0]
+        raise DataError(f"noise_variance must be positive and finite, but it is {found:g} in row {row}.")
+    return values
+
+
+def stand_in(data: Prepared) -> AbstractLikelihood:
+    """The model's own noise where that of every row is known: their geometric mean, for whatever needs one number."""
+    assert isinstance(data.source, ArraySource)
+    noise, observed = data.source.noise, data.source.observed
+    assert noise is not None
+    return frozen_gaussian(float(np.exp(np.mean(np.log(noise[observed])))))
+
+
 def with_noise(
     likelihood: AbstractLikelihood, noise: Any, data: Prepared, dtype: Any, method: Method
 ) -> AbstractLikelihood:
     """The likelihood whose noise, a constant, has the size that was told."""
+    if isinstance(data.source, ArraySource) and data.source.noise is not None:
+        return stand_in(data)
     if isinstance(noise, str) and noise == "learn":
         return likelihood
     scale = np.asarray(data.y_scaler.scale, np.float64)
-    nugget = default_policy(dtype).first
     if isinstance(noise, str):
+        nugget = default_policy(dtype).first
         # Steps of fewer inducing points than rows divide by it: below this, some were not finite.
         nugget = max(nugget, SMALLEST_VARIANCE) if method.uses_inducing else nugget
         _check_answers_agree(data, float(np.sqrt(nugget)))
         return frozen_gaussian(nugget)
     # One number where it can be one: outputs that share it share a factorisation.
     variance = float(noise) / (scale[0] if np.ptp(scale) == 0.0 else scale) ** 2
-    if np.any(variance < nugget):
-        tell(
-            f"noise={noise:g} is less than {nugget:g} of the variance of y, the least that factorises: that much is "
-            "taken, as by noise='none'.",
-            DataWarning,
-            stacklevel=6,
-        )
-    return frozen_gaussian(np.maximum(variance, nugget))
+    return frozen_gaussian(raised_to_nugget(variance, f"noise={noise:g}", dtype))
 
 
 def frozen_gaussian(variance: ArrayLike) -> Gaussian:

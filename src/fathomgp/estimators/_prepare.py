@@ -3,11 +3,14 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import ArrayLike
 
 from fathomgp.data import AbstractSource, ArraySource, ParquetSource, Standardizer, Targets
-from fathomgp.errors import DataError, SettingError
+from fathomgp.errors import DataError, DataWarning, SettingError
 from fathomgp.estimators._settings import Method
 from fathomgp.likelihoods import AbstractLikelihood
+from fathomgp.linalg import default_policy
+from fathomgp.notices import tell
 
 #: k-means and PCA look at so many rows at most.
 _RECIPE_ROWS = 20_000
@@ -34,18 +37,39 @@ class Prepared(NamedTuple):
 
 
 def prepare_arrays(
-    X: np.ndarray, targets: Targets, likelihood: AbstractLikelihood, *, dtype: Any, seed: int
+    X: np.ndarray,
+    targets: Targets,
+    likelihood: AbstractLikelihood,
+    *,
+    dtype: Any,
+    seed: int,
+    noise: np.ndarray | None = None,
 ) -> Prepared:
-    """Arrays, standardised and held in memory."""
+    """Arrays, standardised and held in memory. ``noise``: known variances of the targets."""
     x_scaler, y_scaler = Standardizer.fit(X), Standardizer.identity(targets.Y.shape[1])
     if likelihood.scales_targets:
         y_scaler = Standardizer.fit(targets.Y, targets.observed)
     scaled = np.where(targets.observed, y_scaler.transform(targets.Y), 0.0)
     inputs = np.asarray(x_scaler.transform(X))
-    source = ArraySource(inputs, scaled, targets.observed, dtype=dtype)
+    if noise is not None:
+        noise = np.where(targets.observed, noise / np.asarray(y_scaler.scale) ** 2, 1.0)
+        noise = np.asarray(raised_to_nugget(noise, "noise_variance", dtype))
+    source = ArraySource(inputs, scaled, targets.observed, noise=noise, dtype=dtype)
     sample = inputs if len(inputs) <= _RECIPE_ROWS else source.subset(_RECIPE_ROWS, seed=seed)[0]
     names = None if targets.names is None else list(targets.names)
     return Prepared(source, sample, x_scaler, y_scaler, names, targets.squeeze)
+
+
+def raised_to_nugget(variance: ArrayLike, name: str, dtype: Any) -> ArrayLike:
+    """Noise variances in standard units, but none that is less than what every factorisation adds."""
+    nugget = default_policy(dtype).first
+    if np.any(np.asarray(variance) < nugget):
+        tell(
+            f"{name} is less than {nugget:g} of the variance of y, the least that factorises: that much is taken.",
+            DataWarning,
+            stacklevel=6,
+        )
+    return np.maximum(variance, nugget)
 
 
 def prepare_stream(stream: ParquetSource, likelihood: AbstractLikelihood, *, dtype: Any, seed: int) -> Prepared:

@@ -9,7 +9,7 @@ from fathomgp._checks import check_flag
 from fathomgp.data import ParquetSource, Targets, read_inputs, read_targets
 from fathomgp.errors import DataError, SettingError
 from fathomgp.estimators._base import _DeepGPEstimator
-from fathomgp.estimators._noise import check_noise, with_noise
+from fathomgp.estimators._noise import check_noise, check_noise_of_rows, read_noise_variance, with_noise
 from fathomgp.estimators._prepare import Prepared
 from fathomgp.estimators._settings import PRECISIONS, find_method
 from fathomgp.estimators._streaming import LearnsOn
@@ -120,20 +120,31 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
 
     @keeps_notices
     @double_precision
-    def fit(self, X: Any, y: Any = None) -> "DeepGPRegressor":
+    def fit(self, X: Any, y: Any = None, noise_variance: Any = None) -> "DeepGPRegressor":
         """Fit to inputs (N, D) and targets (N,) or (N, P): arrays, lists, or pandas, polars and pyarrow tables.
+
+        ``noise_variance``, (N,) or (N, P), is the known variance of the Gaussian noise of every row, in units of ``y``
+        squared (methods exact and sgpr). It is not learned; new rows need theirs too, but for their mean and for
+        ``predict(X, latent=True)``. Cross-validation takes it as ``params={"noise_variance": ...}``.
 
         Data larger than memory: ``fit(ParquetSource("trips/", "duration"))``; the source holds the target.
         """
         self._check_settings()
         likelihood = self._likelihood()
+        if noise_variance is not None:
+            check_noise_of_rows(self.noise, likelihood, self.method, find_method(self.method)[0])
         if isinstance(X, ParquetSource):
+            if noise_variance is not None:
+                raise SettingError("A stream has no noise_variance: hand over arrays, or one number, noise=...")
             self._open_stream(X, y)
             return self._fit(X, None, likelihood)
         inputs, _ = read_inputs(X, estimator=self, reset=True)
         targets = read_targets(y, missing=self.missing, kind=likelihood.target_kind, num_rows=len(inputs))
         likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
-        return self._fit(inputs, targets, likelihood)
+        noise = None
+        if noise_variance is not None:
+            noise = read_noise_variance(noise_variance, targets.Y.shape, targets.observed)
+        return self._fit(inputs, targets, likelihood, noise)
 
     def _first_block(self, X: Any, y: Any, classes: Any) -> "DeepGPRegressor":
         if classes is not None:
@@ -146,24 +157,34 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         likelihood.check_targets(np.where(targets.observed, targets.Y, np.nan))
         return targets
 
-    def predict(self, X: Any, return_std: bool = False, return_cov: bool = False, latent: bool = False) -> Any:
+    def predict(
+        self,
+        X: Any,
+        return_std: bool = False,
+        return_cov: bool = False,
+        latent: bool = False,
+        noise_variance: Any = None,
+    ) -> Any:
         """Means of y, with standard deviations or covariances between rows of y (noise included) if asked for.
 
         ``latent=True`` answers about f, the function below the noise, instead: in the units of ``y`` for real targets;
-        for counts f is the logarithm of the rate.
+        for counts f is the logarithm of the rate. A fit that was told the noise variances of its rows needs those of
+        new ones, ``noise_variance``, for standard deviations and covariances of y.
         """
         return_std, return_cov = check_flag(return_std, "return_std"), check_flag(return_cov, "return_cov")
         latent = check_flag(latent, "latent")
         if return_std and return_cov:
             raise SettingError("return_std and return_cov exclude each other: ask for one of the two.")
         if return_cov:
-            return self._joint_moments(self._read(X), latent=latent)
+            return self._joint_moments(self._read(X), noise_variance, latent=latent)
         mean_of = self._latent_mean if latent else Predictive.mean
         std_of = self._latent_std if latent else Predictive.std
         if return_std:
-            blocks = self._blocks(X, lambda predictive: (mean_of(predictive), std_of(predictive)))
+            ask = lambda predictive: (mean_of(predictive), std_of(predictive))  # noqa: E731
+            blocks = self._blocks(X, ask, noise_variance, needed=not latent)
             return np.concatenate([mean for mean, _ in blocks]), np.concatenate([std for _, std in blocks])
-        return np.concatenate(self._blocks(X, mean_of))
+        # Noise has no mean.
+        return np.concatenate(self._blocks(X, mean_of, noise_variance, needed=False))
 
     def _latent_mean(self, predictive: Predictive) -> np.ndarray:
         return self._first_latents(predictive.latent_mean())
@@ -177,14 +198,14 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
             return answer
         return answer[:, 0] if self._squeeze else answer[:, : len(self.y_scaler_.shift)]
 
-    def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray) -> np.ndarray:
+    def predict_quantiles(self, X: Any, q: float | list[float] | np.ndarray, noise_variance: Any = None) -> np.ndarray:
         """Quantiles of y: one row of answers a quantile when ``q`` is a list, like ``numpy.quantile``."""
-        blocks = self._blocks(X, lambda predictive: predictive.quantile(q))
+        blocks = self._blocks(X, lambda predictive: predictive.quantile(q), noise_variance)
         return np.concatenate(blocks, axis=0 if np.ndim(q) == 0 else 1)
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0, noise_variance: Any = None) -> np.ndarray:
         """Joint draws of y at the rows of X: (N, n_samples), or (N, P, n_samples) for several outputs."""
-        return self._sample_targets(X, n_samples, random_state)
+        return self._sample_targets(X, n_samples, random_state, noise_variance)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The coefficient of determination, averaged over outputs; targets are read as :meth:`fit` does."""

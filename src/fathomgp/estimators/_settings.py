@@ -43,6 +43,7 @@ class Method:
         architectures: how its layers may be joined.
         grows: whether ``num_inducing`` is a budget that rows of a later :meth:`partial_fit` may fill.
         fixes_noise: whether Gaussian noise may have a size that it leaves as it is.
+        noise_of_rows: whether that size may be another one in every row.
     """
 
     build: Callable[[], AbstractInference]
@@ -55,11 +56,12 @@ class Method:
     architectures: tuple[str, ...] = ("composition",)
     grows: bool = False
     fixes_noise: bool = True
+    noise_of_rows: bool = False
 
 
 METHODS: dict[str, Method] = {
-    "exact": Method(Exact, Exact, default_depth=1, uses_inducing=False, uses_batches=False, classifies=False),
-    "sgpr": Method(SGPR, SGPR, default_depth=1, uses_inducing=True, uses_batches=False, classifies=False),
+    "exact": Method(Exact, Exact, 1, uses_inducing=False, uses_batches=False, classifies=False, noise_of_rows=True),
+    "sgpr": Method(SGPR, SGPR, 1, uses_inducing=True, uses_batches=False, classifies=False, noise_of_rows=True),
     "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
     "decoupled": Method(
         Decoupled, Decoupled, 2, uses_inducing=True, uses_batches=True, precisions=("double",), fixes_noise=False

@@ -45,7 +45,7 @@ class ExactState(eqx.Module):
 
     Attributes:
         search: the optimiser's state.
-        shared: true when all outputs were measured in the same rows and share one noise variance.
+        shared: true when all outputs were measured in the same rows and share their noise variance.
     """
 
     search: LBFGSState
@@ -78,9 +78,7 @@ class Exact(AbstractInference):
                 f"method='exact' keeps N x N matrices, and {data.num_data} rows are more than {_MAX_ROWS}: "
                 "use method='sgpr'."
             )
-        observed = data.everything().observed
-        shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
-        return ExactState(lbfgs_init(model), shared)
+        return ExactState(lbfgs_init(model), outputs_are_alike(model, data.everything()))
 
     def plan(self, num_data: int, max_iter: int | None) -> tuple[Phase, ...]:
         """One phase a start, each with at most ``max_iter`` steps (200 by default)."""
@@ -235,19 +233,19 @@ def _problems(
     """
     layer = model.layers[0]
     residuals = jnp.where(batch.observed, batch.y - layer.mean(batch.x), 0.0)
-    noise = gaussian_noise(model, batch.y.shape[1])
+    noise = noise_of_rows(model, batch)
     covariance = layer.kernel(batch.x)
     if shared:
         observed = batch.observed[:, 0]
-        return _masked_covariance(covariance, observed, noise[0])[None], residuals[None], observed[None]
-    covariances = jax.vmap(_masked_covariance, in_axes=(None, 1, 0))(covariance, batch.observed, noise)
+        return _masked_covariance(covariance, observed, noise[:, 0])[None], residuals[None], observed[None]
+    covariances = jax.vmap(_masked_covariance, in_axes=(None, 1, 1))(covariance, batch.observed, noise)
     return covariances, residuals.T[:, :, None], batch.observed.T
 
 
 def _masked_covariance(
-    covariance: Float[Array, "N N"], observed: Bool[Array, " N"], noise: Float[Array, ""]
+    covariance: Float[Array, "N N"], observed: Bool[Array, " N"], noise: Float[Array, " N"]
 ) -> Float[Array, "N N"]:
-    """K + s2 I on observed rows, the identity on the others."""
+    """K + diag(s2) on observed rows, the identity on the others."""
     both = observed[:, None] & observed[None, :]
     return jnp.where(both, covariance, 0.0) + jnp.diag(jnp.where(observed, noise, 1.0))
 
@@ -256,6 +254,13 @@ def gaussian_noise(model: DeepGP, num_outputs: int) -> Float[Array, " P"]:
     """The noise variance of every output."""
     assert isinstance(model.likelihood, Gaussian)
     return jnp.broadcast_to(model.likelihood.variance.value, (num_outputs,))
+
+
+def noise_of_rows(model: DeepGP, batch: Batch) -> Float[Array, "N P"]:
+    """The noise variance of every row and output: the batch's where it is known, else the model's."""
+    if batch.noise is not None:
+        return batch.noise
+    return jnp.broadcast_to(gaussian_noise(model, batch.y.shape[1])[None], batch.y.shape)
 
 
 def output_groups(
@@ -267,6 +272,12 @@ def output_groups(
     """
     columns, rows = (residuals[None], observed.T[:1]) if shared else (residuals.T[:, :, None], observed.T)
     return columns, jnp.where(rows, noise[: len(rows), None], jnp.inf)
+
+
+def outputs_are_alike(model: DeepGP, batch: Batch) -> bool:
+    """Whether one factorisation serves all outputs: measured in the same rows, with the same noise."""
+    alike = noise_is_shared(model) and bool(jnp.all(batch.observed == batch.observed[:, :1]))
+    return alike and (batch.noise is None or bool(jnp.all(batch.noise == batch.noise[:, :1])))
 
 
 def noise_is_shared(model: DeepGP) -> bool:

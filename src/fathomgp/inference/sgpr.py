@@ -5,8 +5,9 @@ on the log marginal likelihood, one term an output, is
 
     F = -N/2 log(2 pi s2) - 1/2 log|B| - 1/(2 s2) y^T y + 1/2 c^T B^-1 c - 1/(2 s2) (tr k(X, X) - tr V V^T),
 
-reached at q(v) = N(B^-1 c, B^-1). Hyperparameters maximise it by L-BFGS. Z moves along with them by gradient, or is
-chosen among the data greedily: one birth after the other, each the candidate that raises F most.
+reached at q(v) = N(B^-1 c, B^-1). Where the noise of every row is known, rows are divided by its root,
+which leaves noise of one size, s2 = 1. Hyperparameters maximise it by L-BFGS. Z moves along with them by gradient, or
+is chosen among the data greedily: one birth after the other, each the candidate that raises F most.
 """
 
 import equinox as eqx
@@ -28,7 +29,13 @@ from fathomgp.inference._lbfgs import (
     lbfgs_init,
     lbfgs_step,
 )
-from fathomgp.inference.exact import check_one_gaussian_layer, gaussian_noise, noise_is_shared, output_groups
+from fathomgp.inference.exact import (
+    check_one_gaussian_layer,
+    gaussian_noise,
+    noise_is_shared,
+    output_groups,
+    outputs_are_alike,
+)
 from fathomgp.kernels import AbstractKernel
 from fathomgp.linalg import (
     Factor,
@@ -94,8 +101,7 @@ class SGPR(AbstractInference):
     def init(self, model: DeepGP, data: AbstractSource, *, key: PRNGKeyArray) -> SGPRState:
         """The recipe's parameters; Z is a constant unless it moves by gradient."""
         check_one_gaussian_layer(model, "sgpr")
-        observed = data.everything().observed
-        shared = noise_is_shared(model) and bool(jnp.all(observed == observed[:, :1]))
+        shared = outputs_are_alike(model, data.everything())
         z = model.layers[0].z
         if z is None:
             raise SettingError("method='sgpr' needs inducing inputs: set num_inducing.")
@@ -159,12 +165,12 @@ def collapsed_elbo_and_jitter(model: DeepGP, batch: Batch, shared: bool) -> tupl
     layer = model.layers[0]
     whitener = prepare(layer)
     sums = summarise(layer, whitener, batch, shared=shared)
-    noise = gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)]
+    noise = _noise_of_groups(model, batch, len(sums.gram))
     factor, inverse, c = _solve_for_q(sums, noise)
     outputs = sums.cross.shape[2]
     fit = jnp.sum((inverse @ c) ** 2, axis=(1, 2)) - sums.square / noise
     slack = outputs * (logdet_lower(factor.lower) + sums.unexplained / noise)
-    constant = outputs * sums.count * jnp.log(2 * jnp.pi * noise)
+    constant = outputs * (sums.count * jnp.log(2 * jnp.pi * noise) + sums.log_noise)
     ok = whitener.report.ok & jnp.all(factor.ok)
     return jnp.where(ok, 0.5 * jnp.sum(fit - slack - constant), jnp.nan), whitener.report.jitter
 
@@ -197,12 +203,15 @@ def optimal_q(model: DeepGP, batch: Batch) -> Whitened:
 class Summary(eqx.Module):
     """What the bound needs to know of the data: sums over rows, one entry a group of outputs.
 
+    Each row counts with the inverse of its noise variance where that is known, else with 1.
+
     Attributes:
         gram: V V^T over the group's rows.
         cross: V y.
         square: y^T y, summed over the group's outputs.
         unexplained: tr k(X, X) - tr V V^T.
         count: the number of measured rows.
+        log_noise: the logarithms of known noise variances.
     """
 
     gram: Float[Array, "F M M"]
@@ -210,16 +219,17 @@ class Summary(eqx.Module):
     square: Float[Array, " F"]
     unexplained: Float[Array, " F"]
     count: Float[Array, " F"]
+    log_noise: Float[Array, " F"]
 
 
 def summarise(layer: Layer, whitener: Whitener, batch: Batch, *, shared: bool) -> Summary:
     """Sum over the data, block by block, so that memory does not grow with N; blocks are recomputed for gradients."""
 
-    def of_block(rows: tuple[Array, Array, Array]) -> Summary:
+    def of_block(rows: tuple[Array, Array, Array, Array | None]) -> Summary:
         return _summarise_block(layer, whitener, *rows, shared)
 
     blocks = -(-len(batch.x) // _BLOCK)
-    return sum_blocks(of_block, (batch.x, batch.y, batch.observed), blocks, recompute=True)
+    return sum_blocks(of_block, (batch.x, batch.y, batch.observed, batch.noise), blocks, recompute=True)
 
 
 def greedy_inducing(
@@ -277,31 +287,44 @@ def _summarise_block(
     x: Float[Array, "B D"],
     y: Float[Array, "B P"],
     observed: Bool[Array, "B P"],
+    noise: Float[Array, "B P"] | None,
     shared: bool,
 ) -> Summary:
     v = project(layer, whitener, x)
     residual = jnp.where(observed, y - layer.mean(x), 0.0)
     groups = (observed[:, :1] if shared else observed).T
-    members = jnp.where(groups, jnp.ones((), x.dtype), 0.0)
     columns = residual[None] if shared else residual.T[:, :, None]
+    members = jnp.where(groups, jnp.ones((), x.dtype), 0.0)
+    count, log_noise = jnp.sum(members, axis=1), jnp.zeros(len(groups), x.dtype)
+    if noise is not None:
+        known = jnp.where(groups, noise.T[: len(groups)], 1.0)
+        members, log_noise = members / known, jnp.sum(jnp.log(known), axis=1)
     masked = v[None] * members[:, None, :]
     gram = masked @ v.T
     prior = members @ layer.kernel.diagonal(x)
     return Summary(
         gram=gram,
-        cross=v[None] @ columns if shared else masked @ columns,
-        square=jnp.sum(columns**2, axis=(1, 2)),
+        cross=v[None] @ columns if shared and noise is None else masked @ columns,
+        square=jnp.sum(columns**2 * members[:, :, None], axis=(1, 2)),
         unexplained=prior - jnp.trace(gram, axis1=1, axis2=2),
-        count=jnp.sum(members, axis=1),
+        count=count,
+        log_noise=log_noise,
     )
 
 
 def _optimal_q(model: DeepGP, whitener: Whitener, batch: Batch, shared: bool) -> tuple[Whitened, JitterReport]:
     sums = summarise(model.layers[0], whitener, batch, shared=shared)
-    factor, inverse, c = _solve_for_q(sums, gaussian_noise(model, batch.y.shape[1])[: len(sums.gram)])
+    factor, inverse, c = _solve_for_q(sums, _noise_of_groups(model, batch, len(sums.gram)))
     root = jnp.swapaxes(inverse, 1, 2)
     mean = root @ (inverse @ c)
     return Whitened(jnp.concatenate(list(mean), axis=1), root), factor.report
+
+
+def _noise_of_groups(model: DeepGP, batch: Batch, groups: int) -> Float[Array, " F"]:
+    """What is left of the noise when rows have been divided by what is known of it."""
+    if batch.noise is not None:
+        return jnp.ones(groups, batch.noise.dtype)
+    return gaussian_noise(model, batch.y.shape[1])[:groups]
 
 
 def _solve_for_q(

@@ -10,6 +10,8 @@ from fathomgp.likelihoods._checks import refuse_sizes as refuse_sizes
 from fathomgp.likelihoods._classes import AbstractClassLikelihood as AbstractClassLikelihood
 from fathomgp.likelihoods._gaussian import Gaussian as Gaussian
 from fathomgp.likelihoods._gaussian import HeteroscedasticGaussian as HeteroscedasticGaussian
+from fathomgp.likelihoods._gaussian import has_noise_of_rows as has_noise_of_rows
+from fathomgp.likelihoods._gaussian import likelihood_of_rows as likelihood_of_rows
 from fathomgp.likelihoods._poisson import Poisson as Poisson
 from fathomgp.likelihoods._registry import LIKELIHOODS as LIKELIHOODS
 from fathomgp.likelihoods._registry import likelihood_from_name as likelihood_from_name

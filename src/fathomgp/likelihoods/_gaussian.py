@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,8 @@ class Gaussian(AbstractLikelihood):
     r"""Gaussian noise, :math:`p(y \mid f) = N(y; f, \sigma^2)`.
 
     Args:
-        variance: :math:`\sigma^2` of the standardised targets, one number or one an output.
+        variance: :math:`\sigma^2` of the standardised targets, one number or one an output; (N, P) for N rows that
+            each have their own.
 
     Example:
         >>> import jax.numpy as jnp
@@ -156,6 +158,21 @@ class HeteroscedasticGaussian(AbstractLikelihood):
     def _split(self, f: Float[Array, "N Q"]) -> tuple[Float[Array, "N P"], Float[Array, "N P"]]:
         location, log_noise = _halves(f)
         return location, log_noise + jnp.broadcast_to(self.offset.value, log_noise.shape)
+
+
+def likelihood_of_rows(likelihood: AbstractLikelihood, rows: slice, padded: int | None = None) -> AbstractLikelihood:
+    """The likelihood at some of the rows, where each has noise of its own; padded with noise of 1."""
+    if not has_noise_of_rows(likelihood):
+        return likelihood
+    assert isinstance(likelihood, Gaussian)
+    raw = np.asarray(likelihood.variance.raw)[rows]
+    raw = np.pad(raw, [(0, (padded or len(raw)) - len(raw)), (0, 0)])
+    return eqx.tree_at(lambda one: one.variance.raw, likelihood, jnp.asarray(raw))
+
+
+def has_noise_of_rows(likelihood: AbstractLikelihood) -> bool:
+    """Whether the noise variance is (N, P), one a row and output: only those rows may be asked about."""
+    return isinstance(likelihood, Gaussian) and likelihood.variance.raw.ndim == 2
 
 
 def gaussian_log_z(
