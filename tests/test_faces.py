@@ -140,3 +140,51 @@ def test_wrong_shapes_and_levels_are_refused(seed, as_given):
         f(np.zeros(2)).probabilities()
     with pytest.raises(DataError, match=r"y has the shape \(3,\), but the prediction has \(2,\)"):
         f(np.zeros((2, 2))).cdf(np.zeros(3))
+
+
+@pytest.mark.parametrize("method", ["exact", pytest.param("sgpr", marks=_SLOW), pytest.param("dsvi", marks=_SLOW)])
+def test_one_layers_slopes_are_those_of_its_mean_and_of_its_draws(method, seed, flag_off):
+    model, X, _ = fitted(method, seed, depth=1, kernel="matern52")
+    mean, std = model.predict_gradient(X[:2])
+    wanted = differences(model.predict, X[0])
+    np.testing.assert_allclose(mean[0] * UNITS, wanted * UNITS, rtol=1e-5, atol=1e-5)
+    # The variance of a difference over a small step, noise taken out; nearly that of the derivative.
+    step = 1e-2
+    for column, unit in enumerate(UNITS):
+        move = step * unit * np.eye(2)[column]
+        covariance = model.predict(np.stack([X[0] + move, X[0] - move]), return_cov=True)[1]
+        noise = model.predict_distribution(X[:1])
+        noise = (noise.variance() - noise.latent_std() ** 2)[0]
+        variance = (covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1] - 2 * noise) / (2 * step * unit) ** 2
+        np.testing.assert_allclose(std[0, column], np.sqrt(variance), rtol=1e-2)
+
+
+def test_paths_are_whole_functions_with_the_posteriors_moments(seed, flag_off):
+    model, X, _ = fitted("exact", seed)
+    paths = model.sample_paths(400, random_state=seed)
+    with jax.enable_x64(True):
+        values = np.asarray(paths(X[:4]))
+        np.testing.assert_allclose(paths(X[1]), values[:, 1], rtol=1e-9)
+        slopes = np.asarray(jax.jit(lambda x: jax.jvp(paths, (x,), (jnp.asarray([1.0, 0.0]),))[1])(jnp.asarray(X[0])))
+    latent = model.predict_distribution(X[:4])
+    std = latent.latent_std()
+    assert np.all(np.abs(values.mean(axis=0) - latent.latent_mean()) < 5.0 * std / np.sqrt(400))
+    np.testing.assert_allclose(values.std(axis=0), std, rtol=0.25)
+    mean, deviation = model.predict_gradient(X[:1])
+    assert abs(slopes.mean() - mean[0, 0]) < 5.0 * deviation[0, 0] / np.sqrt(400)
+    np.testing.assert_allclose(slopes.std(), deviation[0, 0], rtol=0.25)
+
+
+@_SLOW
+def test_deep_slopes_are_those_of_sample_paths(seed, flag_off):
+    model, X, _ = fitted("dsvi", seed)
+    mean, std = model.predict_gradient(X[:2])
+    paths = model.sample_paths(400, random_state=seed + 1)
+    wanted = differences(lambda rows: np.asarray(paths(rows), np.float64).mean(axis=0), X[0], step=0.05)
+    assert np.all(np.abs(mean[0] - wanted) < 5.0 * std[0] * np.sqrt(1 / 200 + 1 / 400) + 1e-3)
+
+
+def test_what_has_no_derivative_is_refused(seed, as_given):
+    model, X, _ = fitted("exact", seed, max_iter=1, kernel="matern12")
+    with pytest.raises(SettingError, match="Functions of the kernel Matern12 have no derivative"):
+        model.predict_gradient(X)

@@ -15,6 +15,7 @@ from fathomgp._checks import check_types_first
 from fathomgp.compilation import RUN_SELDOM, program
 from fathomgp.data import AbstractSource, Batch
 from fathomgp.errors import SettingError
+from fathomgp.kernels import has_features
 from fathomgp.likelihoods import AbstractLikelihood
 from fathomgp.model import DeepGP
 from fathomgp.predictive import Mixture, Predictive
@@ -162,6 +163,16 @@ class AbstractPosterior(eqx.Module):
         function_key, noise_key = jax.random.split(key)
         f = self.draw_functions(x, key=function_key, n=n)
         return jax.vmap(lambda f, key: self.likelihood.sample(f, key=key))(f, jax.random.split(noise_key, n))
+
+    def draw_paths(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
+        """:meth:`draw_functions`, as functions of each row by itself where :attr:`draws_whole` holds."""
+        return self.draw_functions(x, key=key, n=n)
+
+    @property
+    def draws_whole(self) -> bool:
+        """Whether :meth:`draw_paths` draws whole functions: a key is one function, whichever rows are asked for."""
+        layers = self.model.layers
+        return all(has_features(layer.kernel) for layer in layers) and all(layer.noise is None for layer in layers[:-1])
 
     def doubts(self) -> tuple[str, ...]:
         """Sentences about what may be wrong with this answer: a fit's messages end with them."""

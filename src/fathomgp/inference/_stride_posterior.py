@@ -110,6 +110,11 @@ class STRIDEPosterior(AbstractPosterior):
         """A joint draw of every layer from every particle."""
         return self._joint_draw(x, key)
 
+    @property
+    def draws_whole(self) -> bool:
+        """Never: hidden values and the last layer are drawn at the rows of each call."""
+        return False
+
     def _shared_values(self, x: Float[Array, "N D"], key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
         """Hidden values whose noise all rows share."""
         values: list[Float[Array, "S N _"]] = []

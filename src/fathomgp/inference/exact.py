@@ -28,6 +28,7 @@ from fathomgp.inference._lbfgs import (
     lbfgs_shuffle,
     lbfgs_step,
 )
+from fathomgp.kernels import prior_function
 from fathomgp.likelihoods import Gaussian
 from fathomgp.linalg import JitterReport, check_factor, gaussian_log_marginal, inverse_lower, safe_cholesky
 from fathomgp.model import DeepGP
@@ -152,6 +153,30 @@ class ExactPosterior(AbstractPosterior):
         """Draws from the joint posterior of the rows of each call."""
         predict_key, draw_key = jax.random.split(key)
         return sample_joint(self.predict_f(x, key=predict_key, full_cov=True), key=draw_key, n=n)
+
+    @program
+    def draw_paths(self, x: Float[Array, "N D"], *, key: PRNGKeyArray, n: int) -> Float[Array, "n N Q"]:
+        """Whole functions by Matheron's rule, for kernels with random features.
+
+        With e the noise of imagined data, f(x) = mean(x) + prior(x) - k(x, X) K^-1 (prior(X) + e)
+        """
+        if not self.draws_whole:
+            return self.draw_functions(x, key=key, n=n)
+        layer = self.model.layers[0]
+        cross = layer.kernel(self.x, x)
+        mean = cross.T @ self.alpha + layer.mean(x)
+        deviation = jnp.sqrt(gaussian_noise(self.model, layer.width))[None]
+
+        def change(key: PRNGKeyArray) -> Float[Array, "N Q"]:
+            prior_key, noise_key = jax.random.split(key)
+            noise = deviation * jax.random.normal(noise_key, self.alpha.shape, x.dtype)
+            prior = prior_function(layer.kernel, x.shape[1], key=prior_key, width=layer.width, like=noise)
+            white = jnp.einsum("fij,jp->fip", self.inverse_factor, prior(self.x) + noise)
+            if len(white) == 1:
+                return prior(x) - cross.T @ (self.inverse_factor[0].T @ white[0])
+            return prior(x) - cross.T @ jnp.einsum("pij,pip->jp", self.inverse_factor, white)
+
+        return mean[None] + jax.lax.map(change, jax.random.split(key, n))
 
     @program
     def propagate(self, x: Float[Array, "N D"], *, key: PRNGKeyArray) -> list[Float[Array, "S N _"]]:
