@@ -207,7 +207,7 @@ class Particles(AbstractMomentCase):
         theirs = long_run(lambda w: phi(w) - 0.5 * jnp.sum(w**2, axis=1), start, run_key)
         value = jax.jit(lambda draws: jax.lax.map(phi, draws))
         draws = [
-            np.concatenate([w, np.asarray(value(jnp.asarray(w)))[..., None]], axis=2) for w in (ours[None], theirs)
+            np.concatenate([w, np.asarray(value(jnp.asarray(w)))[..., None]], axis=2) for w in (ours[:, None], theirs)
         ]
         return compare_draws(*draws)
 
@@ -273,7 +273,7 @@ def _deep(x: np.ndarray, likelihood: AbstractLikelihood) -> DeepGP:
 
 
 def _side_by_side(energy: str) -> SGHMC:
-    return sampler(2000, draws=400, spacing=40, chains=8, energy=energy)
+    return sampler(2000, draws=400, spacing=40, chains=8, energy=energy, step_size=0.1)
 
 
 def _one_step(**settings: Any) -> STRIDE:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calibration import histogram, p_values, ranks_of, report_ranks, run_ranks
+from calibration import KEY, RANK_COLUMNS, histogram, p_values, ranks_of, report_ranks, run_ranks
 from calibration_cases import Joint, rank_cases, shallow_model
 from calibration_moments import compare_draws, long_run
 from fathomgp.bench import ResultFile
@@ -41,18 +41,15 @@ class Bell:
 
 
 def test_ranks_are_uniform_for_the_posterior_and_not_for_a_wider_or_narrower_one(tmp_path, capsys):
-    columns = ("case", "replicate", "code", "draws", "ranks", "seconds")
-    results = ResultFile(tmp_path / "ranks.csv", columns, ("case", "replicate"))
+    read = lambda: ResultFile(tmp_path / "ranks.csv", RANK_COLUMNS, KEY)  # noqa: E731
     for factor, fine in ((1.0, True), (1.4, False), (0.7, False)):
         case = Bell(factor)
-        run_ranks({case.name: case}, 150, results)
-        assert not report_ranks({case.name: case}, results)  # not all of its replicates are there
+        run_ranks({case.name: case}, 150, read())
+        assert not report_ranks({case.name: case}, read())  # not all of its replicates are there
         assert "Not run to the end: bell" in capsys.readouterr().out
-        run_ranks({case.name: case}, None, ResultFile(results.path, columns, ("case", "replicate")))
-        again = ResultFile(results.path, columns, ("case", "replicate"))
-        assert len([row for row in again.rows if row["case"] == case.name]) == 400
-        assert report_ranks({case.name: case}, again) == fine
-        results = again
+        run_ranks({case.name: case}, None, read())
+        assert len([row for row in read().rows if row["case"] == case.name]) == 400
+        assert report_ranks({case.name: case}, read()) == fine
 
 
 def test_draws_that_are_not_finite_are_refused():
