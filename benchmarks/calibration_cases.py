@@ -171,12 +171,12 @@ def rank_cases() -> dict[str, AbstractRankCase]:
     )  # fmt: skip
     once = {"episodes": 1, "shallow_start": False, "inner_scale": 1.0, "test_samples": 99, "budget": 45}
     cases: list[AbstractRankCase] = [
-        Joint("exact GP", shallow, x40, _condition, _joint_functions),
-        Marginal("SGHMC, 200 rows", shallow_model(12), line(200), sampler(1500)),
-        Marginal("SGHMC, 2,000 rows", shallow_model(12), line(2000), sampler(1500)),
-        Joint("STRIDE, exact layers", deep, x30, fixed(stride), _paths),
-        Joint("sequential, one layer", shallow, x40, fixed(Sequential(**once)), _paths),
-        Joint("sequential, one layer, delta=0", shallow, x40, fixed(Sequential(delta=0.0, **once)), _paths),
+        Joint("exact GP", shallow, x40, _condition, _joint_functions, 1000),
+        Marginal("SGHMC, 200 rows", shallow_model(12), line(200), sampler(1500), 1000),
+        Marginal("SGHMC, 2,000 rows", shallow_model(12), line(2000), sampler(1500), 400),
+        Joint("STRIDE, exact layers", deep, x30, fixed(stride), _paths, 400),
+        Joint("sequential, one layer", shallow, x40, fixed(Sequential(**once)), _paths, 1000),
+        Joint("sequential, one layer, delta=0", shallow, x40, fixed(Sequential(delta=0.0, **once)), _paths, 1000),
     ]
     guesses = {
         "DSVI, two layers": DSVI(steps=1500, shallow_start=False, test_samples=99),

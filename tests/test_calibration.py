@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from calibration import KEY, RANK_COLUMNS, histogram, p_values, ranks_of, report_ranks, run_ranks
+from calibration import KEY, RANK_COLUMNS, histogram, p_values, ranks_of, report_ranks, run_ranks, shift_and_width
 from calibration_cases import Joint, rank_cases, shallow_model
 from calibration_moments import compare_draws, long_run
 from fathomgp.bench import ResultFile
@@ -50,6 +50,14 @@ def test_ranks_are_uniform_for_the_posterior_and_not_for_a_wider_or_narrower_one
         run_ranks({case.name: case}, None, read())
         assert len([row for row in read().rows if row["case"] == case.name]) == 400
         assert report_ranks({case.name: case}, read()) == fine
+
+
+def test_shift_and_width_are_those_of_the_ranks(rng):
+    uniform = rng.integers(0, 20, size=(2000, 3))
+    assert np.all(np.abs(shift_and_width(uniform, 19)) < 4.0)
+    low, narrow = np.minimum(uniform, 14), np.where(rng.uniform(size=(2000, 3)) < 0.2, 19 * (uniform % 2), uniform)
+    assert np.all(shift_and_width(low, 19)[0] < -4.0)
+    assert np.all(shift_and_width(narrow, 19)[1] > 4.0)
 
 
 def test_draws_that_are_not_finite_are_refused():
@@ -103,6 +111,7 @@ def test_a_sampler_whose_target_made_the_data_ranks_the_truth_uniformly(name):
     ranks, draws = zip(*(ranks_of(case, number) for number in range(count)), strict=True)
     counts = histogram(np.array(ranks), draws[0], bins=5)
     assert np.all(p_values(counts) > 1e-3)
+    assert np.all(np.abs(shift_and_width(np.array(ranks), draws[0])) < 4.0)
 
 
 # --- Geweke's joint test ----------------------------------------------------------------------------------------------
