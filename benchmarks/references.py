@@ -51,6 +51,41 @@ class FITC:
         return covariance @ (weighted @ y), covariance
 
 
+def two_layer_energy(model: DeepGP, x: np.ndarray, y: np.ndarray, *, bound: bool, nodes: int = 30) -> LogDensity:
+    """Minus SGHMC's energy of two layers, the hidden one with one output, for points (chains, M_1 + M_2) of v.
+
+        log p(v, y) = sum_i E_e[score(y_i; f(h_i))] - |v|^2 / 2,    h_i = mean_i + sd_i e
+
+    with the score ``log p(y_i | h_i, v)`` or, if ``bound``, ``E[log p(y_i | f_i)]``. A step of SGHMC sees one e a row;
+    the mean over all e is taken by Gauss and Hermite's rule.
+    """
+    e, weights = (jnp.asarray(part) for part in np.polynomial.hermite_e.hermegauss(nodes))
+    first, last = model.layers
+    lowers = [_lower(layer.kernel(layer.z.value)) for layer in model.layers]
+    noise, rows, columns = model.likelihood.variance.value, jnp.asarray(x), jnp.asarray(y)
+
+    def moments(layer, lower, v, h):
+        A = jax.scipy.linalg.solve_triangular(lower, layer.kernel(layer.z.value, h), lower=True)
+        variance = jnp.maximum(layer.kernel.diagonal(h) - jnp.sum(A**2, axis=0), 1e-12)
+        return layer.mean(h)[:, 0] + A.T @ v, variance
+
+    def one(v: jax.Array) -> jax.Array:
+        mean, variance = moments(first, lowers[0], v[: first.num_inducing], rows)
+        h = mean[:, None] + jnp.sqrt(variance)[:, None] * e[None, :]
+        mean, variance = moments(last, lowers[1], v[first.num_inducing :], h.reshape(-1, 1))
+        mean, variance = mean.reshape(h.shape), variance.reshape(h.shape)
+        spread = noise if bound else variance + noise
+        score = -0.5 * ((columns - mean) ** 2 / spread + jnp.log(2.0 * jnp.pi * spread))
+        score = score - 0.5 * variance / noise if bound else score
+        return jnp.sum(score @ (weights / jnp.sum(weights))) - 0.5 * jnp.sum(v**2)
+
+    return jax.vmap(one)
+
+
+def _lower(K: jax.Array) -> jax.Array:
+    return jnp.linalg.cholesky(K + 1e-10 * jnp.mean(jnp.diagonal(K)) * jnp.eye(len(K)))
+
+
 def hamiltonian_monte_carlo(
     log_density: LogDensity,
     start: jax.Array,
