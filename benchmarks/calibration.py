@@ -19,6 +19,7 @@ import subprocess
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 # Other hosts' programs in a shared cache of compiled ones fill the screen.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -49,6 +50,7 @@ MOMENT_COLUMNS = (
     "cpu_seconds",
 )
 KEY = ("case", "replicate")
+_QUIET: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
 PICTURE = pathlib.Path(__file__).parents[1] / "docs" / "calibration.png"
 
 
@@ -207,9 +209,10 @@ def draw(cases: Mapping[str, AbstractRankCase], results: ResultFile, path: pathl
 
 @functools.cache
 def _commit() -> str:
-    """The commit of the code when it was started; a star where files differ from it."""
-    git = ["git", "-C", str(pathlib.Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=*"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    """The last commit of the library's code when this was started; a star where its files differ from it."""
+    root = pathlib.Path(__file__).parents[1]
+    git = lambda *words: subprocess.run(["git", "-C", root, *words, "--", "src"], **_QUIET).stdout.strip()  # noqa: E731
+    return git("log", "-1", "--format=%h") + ("*" if git("status", "--porcelain") else "")
 
 
 def _verdict(claim: str, fails: Sequence[str], missing: Sequence[str]) -> bool:

@@ -254,7 +254,7 @@ def _deep(x: np.ndarray, likelihood: AbstractLikelihood) -> DeepGP:
 
 
 def _side_by_side(energy: str) -> SGHMC:
-    return sampler(2000, draws=400, spacing=40, chains=8, energy=energy, step_size=0.05)
+    return sampler(2000, draws=400, spacing=40, chains=8, energy=energy)
 
 
 def _one_step(**settings: Any) -> STRIDE:
