@@ -92,7 +92,7 @@ class AbstractMomentCase(abc.ABC):
 
     @abc.abstractmethod
     def holds(self, ratio: float, worst: tuple[float, float], ess: float) -> bool:
-        """Whether the mean variance ratio, the worst distances and the draws of all runs are as they should be."""
+        """Whether the mean variance ratio, the worst distances and the least effective sample size will do."""
 
 
 # --- FITC -------------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def long_run(log_density: LogDensity, start: jax.Array, key: jax.Array) -> np.nd
 
 def moment_cases() -> dict[str, AbstractMomentCase]:
     """All of them."""
-    long = sampler(2000, draws=300, spacing=20)
+    long = sampler(2000, draws=1000, spacing=20)
     rows = [ManyRows(f"SGHMC, {rows:,} rows", rows, grid_model(), long) for rows in (8000, 40_000)]
     x = line(25)
     y = np.sin(1.5 * x) + 0.3 * np.random.default_rng(1).normal(size=x.shape)
