@@ -163,11 +163,11 @@ def hostile(whole, path, rng):
 
     path.write_bytes(whole)
     description, arrays = read_description(path), dict(load_arrays(whole))
-    if rng.random() < 0.7:
-        change(description, rng)
-    if rng.random() < 0.5:
-        change_arrays(arrays, rng)
     try:
+        if rng.random() < 0.7:
+            change(description, rng)
+        if rng.random() < 0.5:
+            change_arrays(arrays, rng)
         write_description(path, description, arrays, summaries=rng.random() < 0.8)
     except (AssertionError, ValueError, TypeError, RecursionError):  # nothing that could be sealed
         path.write_bytes(whole[: len(whole) // 2])
