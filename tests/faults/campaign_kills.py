@@ -86,8 +86,7 @@ def kill(child, here, rng, seconds):
         time.sleep(float(rng.exponential(0.02)))
     else:
         child.join(float(rng.uniform(0.0, seconds)))
-    if child.exitcode is None:
-        os.kill(child.pid, signal.SIGKILL)
+    child.kill()  # SIGKILL, unless it has just ended
     child.join()
     return child.exitcode == -signal.SIGKILL
 
@@ -104,7 +103,7 @@ def leave_alone(method, directory, place):
         pass
     child.join(10.0)
     if child.exitcode is None:
-        os.kill(child.pid, signal.SIGKILL)
+        child.kill()
         child.join()
         return "hung"
     return time.monotonic() - began if child.exitcode == 0 else f"ended with code {child.exitcode}"

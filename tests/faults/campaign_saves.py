@@ -53,8 +53,7 @@ def context():
 
 
 def stop(child):
-    if child.exitcode is None:
-        os.kill(child.pid, signal.SIGKILL)
+    child.kill()  # SIGKILL, unless it has just ended
     child.join()
 
 

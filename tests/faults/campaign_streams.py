@@ -1,6 +1,5 @@
 """``fathomgp stream`` killed at random moments and started again: its answers equal those that nobody disturbed."""
 
-import os
 import pathlib
 import signal
 import subprocess
@@ -77,8 +76,7 @@ def _disturb(tally, table, place, out, calm, kills):
         while child.poll() is None and answers_of(out) < target and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(float(rng.exponential(0.05)))
-        if child.poll() is None:
-            os.kill(child.pid, signal.SIGKILL)
+        child.kill()  # SIGKILL, unless it has just ended
         said = child.communicate()[1]
         if child.returncode not in (0, -signal.SIGKILL):
             tally.add("raw", f"{place.name} kill {number}", said[-2000:])
