@@ -181,6 +181,10 @@ class AbstractSource(abc.ABC):
     def subset(self, size: int, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``x``, ``y`` and ``observed`` of at most ``size`` random rows, for recipes."""
 
+    def noise_of_subset(self, size: int, *, seed: int) -> np.ndarray | None:
+        """The known noise variances of the rows of :meth:`subset`; ``None`` where none are known."""
+        return None
+
     @abc.abstractmethod
     def feed(
         self,
@@ -242,10 +246,12 @@ class ArraySource(AbstractSource):
 
     def subset(self, size: int, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """At most ``size`` random rows, in their original order."""
-        rows = np.arange(self.num_data)
-        if size < self.num_data:
-            rows = np.sort(np.random.default_rng(seed).choice(self.num_data, size, replace=False))
+        rows = self._some_rows(size, seed)
         return self.x[rows], self.y[rows], self.observed[rows]
+
+    def noise_of_subset(self, size: int, *, seed: int) -> np.ndarray | None:
+        """The same rows of ``noise``."""
+        return None if self.noise is None else self.noise[self._some_rows(size, seed)]
 
     def feed(
         self,
@@ -274,6 +280,11 @@ class ArraySource(AbstractSource):
         for array in (self.x, self.y, self.observed, self.noise):
             digest.update(b"" if array is None else array.tobytes())
         return f"{self.x.shape}{self.y.shape}{self.x.dtype}{digest.hexdigest()[:16]}"
+
+    def _some_rows(self, size: int, seed: int) -> np.ndarray:
+        if size >= self.num_data:
+            return np.arange(self.num_data)
+        return np.sort(np.random.default_rng(seed).choice(self.num_data, size, replace=False))
 
     def _positions(self, first: int, count: int, ordered: bool, seed: int) -> np.ndarray:
         """Entries ``first, ..., first + count - 1`` of the endless row sequence: one permutation an epoch."""

@@ -50,7 +50,7 @@ def check_noise_of_rows(noise: Any, likelihood: AbstractLikelihood, name: Any, m
     refuse_other_noise("noise_variance", likelihood)
     if not method.noise_of_rows:
         raise SettingError(
-            f"method={shown(name)} knows no noise variances of rows: use method='exact' or 'sgpr', "
+            f"method={shown(name)} knows no noise variances of rows: use method='exact' or 'dsvi', "
             "or one number, noise=..."
         )
 

@@ -124,8 +124,8 @@ class DeepGPRegressor(MultiOutputMixin, RegressorMixin, LearnsOn, _DeepGPEstimat
         """Fit to inputs (N, D) and targets (N,) or (N, P): arrays, lists, or pandas, polars and pyarrow tables.
 
         ``noise_variance``, (N,) or (N, P), is the known variance of the Gaussian noise of every row, in units of ``y``
-        squared (methods exact and sgpr). It is not learned; new rows need theirs too, but for their mean and for
-        ``predict(X, latent=True)``. Cross-validation takes it as ``params={"noise_variance": ...}``.
+        squared (methods exact, sgpr and dsvi). It is not learned; new rows need theirs too, but for their
+        mean and for ``predict(X, latent=True)``. Cross-validation takes it as ``params={"noise_variance": ...}``.
 
         Data larger than memory: ``fit(ParquetSource("trips/", "duration"))``; the source holds the target.
         """

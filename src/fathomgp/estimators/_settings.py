@@ -62,7 +62,15 @@ class Method:
 METHODS: dict[str, Method] = {
     "exact": Method(Exact, Exact, 1, uses_inducing=False, uses_batches=False, classifies=False, noise_of_rows=True),
     "sgpr": Method(SGPR, SGPR, 1, uses_inducing=True, uses_batches=False, classifies=False, noise_of_rows=True),
-    "dsvi": Method(DSVI, DSVI, 2, uses_inducing=True, uses_batches=True, precisions=("double", "mixed", "single")),
+    "dsvi": Method(
+        DSVI,
+        DSVI,
+        2,
+        uses_inducing=True,
+        uses_batches=True,
+        precisions=("double", "mixed", "single"),
+        noise_of_rows=True,
+    ),
     "decoupled": Method(
         Decoupled, Decoupled, 2, uses_inducing=True, uses_batches=True, precisions=("double",), fixes_noise=False
     ),

@@ -18,8 +18,8 @@ BLOCK = 5000
 #: Numbers in a block's largest product, W k(Z, x): more fall out of the cache, fewer waste time on small products.
 _BLOCK_NUMBERS = 2_000_000
 
-#: x, y, observed and weight of a block.
-Rows = tuple[Array, Array, Array, Array]
+#: x, y, observed and weight of a block; and the noise variances where those of every row are known.
+Rows = tuple[Array, ...]
 #: Standard normal numbers for the sample paths through a block, one array an inner layer.
 Noise = list[Float[Array, "B S _"]]
 
@@ -39,7 +39,7 @@ def stream_sum(function: Callable[[Rows, Any], Any], batch: Batch, noise: Any = 
         # Every device sums what it holds first, so that they meet once a step and not once a block.
         return jax.lax.psum(in_blocks(parts), "rows")
 
-    parts = ((batch.x, batch.y, batch.observed, batch.weight), noise)
+    parts = (rows_of(batch), noise)
     if batch.mesh is None:
         return in_blocks(parts)
 
@@ -47,6 +47,12 @@ def stream_sum(function: Callable[[Rows, Any], Any], batch: Batch, noise: Any = 
         on_one_device, mesh=batch.mesh, in_specs=PartitionSpec("rows"), out_specs=PartitionSpec(), check_vma=False
     )
     return spread(parts)
+
+
+def rows_of(batch: Batch) -> Rows:
+    """What the functions that :func:`stream_sum` sums see of a batch."""
+    rows = (batch.x, batch.y, batch.observed, batch.weight)
+    return rows if batch.noise is None else (*rows, batch.noise)
 
 
 def rows_a_block(conditionals: Sequence[Conditional], num_samples: int = 1) -> int:

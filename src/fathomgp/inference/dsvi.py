@@ -44,11 +44,12 @@ from fathomgp.inference._streaming import (
     num_paths,
     path_noise,
     rows_a_block,
+    rows_of,
     stream_sum,
 )
 from fathomgp.inference.sgpr import collapsed_elbo_and_jitter, optimal_q
 from fathomgp.kernels import AbstractKernel
-from fathomgp.likelihoods import Gaussian
+from fathomgp.likelihoods import Gaussian, with_known_noise
 from fathomgp.linalg import check_factor, inverse_lower, safe_cholesky
 from fathomgp.means import AbstractMean
 from fathomgp.model import (
@@ -249,7 +250,7 @@ class DSVI(AbstractDescent):
 def elbo(model: DeepGP, q: tuple[Q, ...], batch: Batch, *, key: PRNGKeyArray, num_samples: int = 1) -> Float[Array, ""]:
     """The bound (17), estimated from a batch: plainly, for tests and for whoever wants to differentiate it."""
     conditionals, kl, _ = condition_with_kl(model, q)
-    rows = (batch.x, batch.y, batch.observed, batch.weight)
+    rows = rows_of(batch)
     noise = path_noise(model, len(batch.x), num_samples, key=key)
     return batch.scale * expected_log_likelihood(model, conditionals, rows, noise) - kl
 
@@ -260,8 +261,8 @@ def expected_log_likelihood(
     """``sum_i E_q(f_i^L)[log p(y_i | f_i^L)]`` over rows (x, y, observed, weight), along one or more sample paths."""
     x, *rest = rows
     mean, variance = last_moments(model, conditionals, x, noise)
-    y, observed, weight = (jnp.repeat(part, num_paths(noise), axis=0) for part in rest)
-    figures = model.likelihood.expected_log_prob(mean, variance, y)
+    y, observed, weight, *known = (jnp.repeat(part, num_paths(noise), axis=0) for part in rest)
+    figures = with_known_noise(model.likelihood, *known).expected_log_prob(mean, variance, y)
     return jnp.sum(jnp.where(observed, figures, 0.0) * weight[:, None]) / num_paths(noise)
 
 
@@ -421,14 +422,18 @@ def shallow_start(
     learned, it is fitted too. Returns the model with that last layer and noise, and the layer's optimal q: the deep
     model then starts from the shallow one's solution instead of having to find it again.
     """
-    subset = data.subset(rows, seed=int(jax.random.bits(key, dtype=jnp.uint32)))
+    seed = int(jax.random.bits(key, dtype=jnp.uint32))
+    subset = data.subset(rows, seed=seed)
     dtype = model.layers[-1].z.raw.dtype if model.layers[-1].z is not None else jnp.float64
     count = len(subset[0])
     x, y, observed = (_padded_rows(part) for part in subset)
+    known = data.noise_of_subset(rows, seed=seed)
+    noise = None if known is None else _as(_padded_rows(known), dtype)
     effort = (_ALONE_STEPS, 1e-6) if model.depth == 1 and data.num_data <= rows else (_START_STEPS, 1e-5)
     fit_means = fit_means and _narrow_means(model, count, x.shape[1]) != ()
     rows_there: Any = np.asarray(count, dtype)
-    return _shallow_start(model, _as(x, dtype), _as(y, dtype), _as(observed, bool), rows_there, fit_means, effort)
+    seen = (_as(x, dtype), _as(y, dtype), _as(observed, bool), noise)
+    return _shallow_start(model, *seen, rows_there, fit_means, effort)
 
 
 def _as(part: np.ndarray, dtype: Any) -> Any:
@@ -511,7 +516,14 @@ def without_shallow_start(inference: Any, model: DeepGP, data: AbstractSource) -
 
 @program
 def _shallow_start(
-    model: DeepGP, x: Array, y: Array, observed: Array, count: Array, fit_means: bool, effort: tuple[int, float]
+    model: DeepGP,
+    x: Array,
+    y: Array,
+    observed: Array,
+    noise: Array | None,
+    count: Array,
+    fit_means: bool,
+    effort: tuple[int, float],
 ) -> tuple[DeepGP, Whitened]:
     """``count``: rows that are not padding; ``effort``: L-BFGS steps at the most, and the gain that ends them."""
     batch = Batch(
@@ -521,6 +533,7 @@ def _shallow_start(
         weight=(jnp.arange(len(x), dtype=count.dtype) < count).astype(x.dtype),
         index=jnp.arange(len(x), dtype=jnp.int32),
         num_data=count,
+        noise=noise,
     )
 
     def seen(means: tuple[AbstractMean, ...]) -> Batch:

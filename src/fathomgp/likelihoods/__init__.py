@@ -12,6 +12,7 @@ from fathomgp.likelihoods._gaussian import Gaussian as Gaussian
 from fathomgp.likelihoods._gaussian import HeteroscedasticGaussian as HeteroscedasticGaussian
 from fathomgp.likelihoods._gaussian import has_noise_of_rows as has_noise_of_rows
 from fathomgp.likelihoods._gaussian import likelihood_of_rows as likelihood_of_rows
+from fathomgp.likelihoods._gaussian import with_known_noise as with_known_noise
 from fathomgp.likelihoods._poisson import Poisson as Poisson
 from fathomgp.likelihoods._registry import LIKELIHOODS as LIKELIHOODS
 from fathomgp.likelihoods._registry import likelihood_from_name as likelihood_from_name

@@ -170,6 +170,16 @@ def likelihood_of_rows(likelihood: AbstractLikelihood, rows: slice, padded: int 
     return eqx.tree_at(lambda one: one.variance.raw, likelihood, jnp.asarray(raw))
 
 
+def with_known_noise(likelihood: AbstractLikelihood, noise: Float[Array, "N P"] | None = None) -> AbstractLikelihood:
+    """Gaussian noise of these variances, one a row and output, where they are known, else the likelihood itself.
+
+    Where a variance is 0, in rows that fill up a block, it becomes 1.
+    """
+    if noise is None:
+        return likelihood
+    return Gaussian(Parameter(jnp.log(jnp.where(noise > 0.0, noise, 1.0)), 0.0, trainable=False))
+
+
 def has_noise_of_rows(likelihood: AbstractLikelihood) -> bool:
     """Whether the noise variance is (N, P), one a row and output: only those rows may be asked about."""
     return isinstance(likelihood, Gaussian) and likelihood.variance.raw.ndim == 2
