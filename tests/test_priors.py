@@ -17,7 +17,7 @@ from fathomgp.inference.dsvi import elbo, initial_q, streamed_loss
 from fathomgp.inference.exact import log_evidence
 from fathomgp.kernels import RBF
 from fathomgp.likelihoods import Gaussian
-from fathomgp.model import build_model
+from fathomgp.model import build_model, weak_priors
 from fathomgp.parameters import freeze, partition, positive, real
 from fathomgp.priors import (
     FlatTowardsZero,
@@ -72,12 +72,15 @@ def test_only_learned_parameters_count_and_own_priors_stay():
 def test_weak_priors_are_the_default_and_papers_have_none():
     X, _ = _data()
     weak, paper, without = (
-        build_model(X, Gaussian(0.1), 1, depth=2, num_inducing=5, **settings)
+        build_model(X, Gaussian(0.1), 1, num_inducing=5, **settings)
         for settings in ({}, {"recipe": "salimbeni2017"}, {"priors": None})
     )
+    deep = build_model(X, Gaussian(0.1), 1, depth=2, num_inducing=5)
+    assert log_prior(deep) == 0.0
+    assert float(log_prior(weak_priors(deep, [2, 2]))) < 0.0
     assert float(log_prior(weak)) < 0.0
     assert log_prior(paper) == log_prior(without) == 0.0
-    assert weak.layers[1].kernel.lengthscale.prior == lengthscale_prior(2)
+    assert weak.layers[0].kernel.lengthscale.prior == lengthscale_prior(2)
     assert weak.likelihood.variance.prior == FlatTowardsZero(1.0)
     given = build_model(X, Gaussian(0.1), 1, depth=2, num_inducing=5, priors={"noise": LogNormal(-2.0, 1.0)})
     assert given.likelihood.variance.prior == LogNormal(-2.0, 1.0)
@@ -131,7 +134,7 @@ def test_the_exact_fit_is_the_brute_force_maximum_of_evidence_and_prior(flag_off
 
 def test_a_streamed_gradient_is_that_of_the_bound_and_the_priors(key):
     X, y = _data(columns=2)
-    model = build_model(X, Gaussian(0.1), 1, depth=2, num_inducing=4)
+    model = weak_priors(build_model(X, Gaussian(0.1), 1, depth=2, num_inducing=4), [2, 2])
     q = initial_q(model, inner_root=0.1)
     batch = ArraySource(X, y[:, None]).everything()
     learned, constant = partition(model)

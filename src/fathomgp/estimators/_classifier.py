@@ -41,7 +41,8 @@ class DeepGPClassifier(ClassifierMixin, LearnsOn, _DeepGPEstimator):
         precision: ``"double"``; ``"mixed"`` (dsvi: data in float32, M x M algebra in float64: faster); ``"single"``.
         missing: what NaN or None in ``y`` means: ``"error"`` refuses it, ``"mask"`` takes it as an unknown label.
         recipe: the name of the initial values, see :data:`fathomgp.model.RECIPES`.
-        priors: of hyperparameters: ``"weak"`` (see :func:`fathomgp.model.weak_priors`; the papers' recipes have none),
+        priors: of hyperparameters: ``"weak"`` (see :func:`fathomgp.model.weak_priors`; for one layer: deep models and
+            the papers' recipes have none),
             ``None``, or a mapping such as ``{"lengthscale": LogNormal(0.0, 1.0), "noise": None}``.
         early_stopping: whether a fit may end before its last step when its objective stands still.
         checkpoint: a directory; the fit saves itself there every minute and resumes from there if it was interrupted.
