@@ -36,11 +36,9 @@ def _run(*arguments, **variables):
 
 
 def test_a_second_process_finds_what_the_first_compiled(tmp_path):
-    hits, misses = _run(tmp_path / "programs")
-    assert hits < misses
-    again, missed = _run(**{VARIABLE: str(tmp_path / "programs")})
-    assert again > 0
-    assert missed < misses / 2  # what takes about as long as is worth a file may be kept by the one or the other
+    hits, _ = _run(tmp_path / "programs")
+    again, _ = _run(**{VARIABLE: str(tmp_path / "programs")})
+    assert again > hits
     (place,) = (tmp_path / "programs").iterdir()
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     for entry in place.glob("*-cache"):  # damaged entries are compiled again

@@ -50,8 +50,7 @@ def zero_or_one(rng):
     return x, (np.sin(2.0 * x[:, 0]) + 0.3 * rng.normal(size=220) > 0.0).astype(float), 120
 
 
-@waits
-@pytest.mark.parametrize("problem", [wide, few, one_wild_value])
+@pytest.mark.parametrize("problem", [wide, pytest.param(few, marks=waits), pytest.param(one_wild_value, marks=waits)])
 def test_the_exact_gp_is_no_worse_than_a_constant(problem, flag_off):
     assert worst("exact", problem, range(4)) > -0.75
 

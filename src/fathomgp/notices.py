@@ -56,18 +56,18 @@ def in_this_context(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keeps_notices(fit: F) -> F:
-    """A ``fit`` whose estimator keeps what was told as ``messages_``, and whose caller is warned when it ends."""
+    """A ``fit`` whose estimator keeps what was told as ``messages_``, and whose caller is warned when it ends well.
+
+    An error speaks for itself: a warning beside it, where warnings are errors, would stand in its place.
+    """
 
     @functools.wraps(fit)
     def fit_and_tell(self, *arguments, **settings):
-        kept: list[Notice] = []
-        try:
-            with collect() as kept:
-                fitted = fit(self, *arguments, **settings)
-            self.messages_ = list(dict.fromkeys([*self.messages_, *(sentence for _, sentence in kept)]))
-            return fitted
-        finally:
-            for category, sentence in dict.fromkeys(kept):
-                warnings.warn(sentence, category, stacklevel=2)
+        with collect() as kept:
+            fitted = fit(self, *arguments, **settings)
+        self.messages_ = list(dict.fromkeys([*self.messages_, *(sentence for _, sentence in kept)]))
+        for category, sentence in dict.fromkeys(kept):
+            warnings.warn(sentence, category, stacklevel=2)
+        return fitted
 
     return fit_and_tell  # type: ignore[return-value]

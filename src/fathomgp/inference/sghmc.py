@@ -471,8 +471,9 @@ class SGHMC(AbstractInference):
         """After the variational phase: its hyperparameters, and chains that start at draws of q."""
         if state.variational is None:
             return state
-        v = _draw(state.variational.q, self.chains, key=key)
-        v = _prior_draws(v, key=key) if self.start == "prior" else v
+        draw_key, prior_key = jax.random.split(key)
+        v = _draw(state.variational.q, self.chains, key=draw_key)
+        v = _prior_draws(v, key=prior_key) if self.start == "prior" else v
         return dataclasses.replace(state, model=state.variational.model, v=v, variational=None)
 
     def _look(self, state: SGHMCState, batch: Batch, key: PRNGKeyArray) -> tuple[SGHMCState, SGHMCInfo]:
