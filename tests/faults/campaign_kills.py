@@ -33,7 +33,10 @@ _STEPS = 12
 _ROWS = 40
 _EVERY = 2
 _KILLS = 3
-_PATIENCE = 900.0
+_PATIENCE = 3600.0
+#: What multiprocessing says when the process that starts all others has gone (an impatient neighbour ended it): nothing
+#: about the fit.
+_NO_SERVER = 255
 
 
 def fit(method, directory, place, pipe):
@@ -93,6 +96,14 @@ def kill(child, here, rng, seconds):
 
 def leave_alone(method, directory, place):
     """Fit to the end: how long it took, or words that say how it failed."""
+    for _ in range(5):
+        end = _fit_to_the_end(method, directory, place)
+        if end != f"ended with code {_NO_SERVER}":
+            break
+    return end
+
+
+def _fit_to_the_end(method, directory, place):
     began = time.monotonic()
     child, here = spawn(method, directory, place)
     until = began + _PATIENCE
@@ -142,7 +153,7 @@ def _disturb(tally, method, root, target, seconds, rng, kills):
     for _ in range(kills):
         child, here = spawn(method, root / "checkpoint", root / "out.npz")
         moments += kill(child, here, rng, seconds)
-        if child.exitcode not in (0, -signal.SIGKILL):
+        if child.exitcode not in (0, -signal.SIGKILL, _NO_SERVER):
             tally.add("raw", method, f"ended with code {child.exitcode}")
             return
     end = leave_alone(method, root / "checkpoint", root / "out.npz")
