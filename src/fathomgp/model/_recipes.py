@@ -205,7 +205,7 @@ def _with_beliefs(model: DeepGP, priors: Any, num_inputs: Sequence[int], recipe:
     if isinstance(priors, str):
         if priors != "weak":
             raise SettingError(f"priors must be 'weak', None, or a mapping of priors, but it is {priors!r}.")
-        # Deep models start from a fitted shallow part; these priors cost them a tenth of a nat where rows suffice.
+        # Deep models start from a fitted shallow part; what these priors do to them has not been measured by itself.
         return weak_priors(model, num_inputs) if recipe.priors and model.depth == 1 else model
     of_layers, of_likelihood = parameter_names(model.layers), parameter_names(model.likelihood)
     noise = [name for name in of_likelihood if name in _NOISE]
